@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from watchkeeper.diagnose import diagnosis_changes
+from watchkeeper.diagnose import corrections
 from watchkeeper.model import diagnosis, fleet
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
@@ -32,13 +32,13 @@ WORDS = "people: INC-1 looked like this and was pcie_degraded (ada: riser: was (
 def test_other_causes_evidence_confidence_or_corrections_are_a_change(
     current: diagnosis.Diagnosis, is_new: bool
 ) -> None:
-    assert diagnosis_changes.has_changed(current, BEFORE) is is_new
+    assert corrections.has_changed(current, BEFORE) is is_new
 
 
 def test_the_first_diagnosis_and_a_gpu_index_instead_of_a_uuid_are_a_change() -> None:
     by_uuid = replace(BEFORE, findings=(replace(FINDING, title="GPU-1 on n1 fell off the bus"),))
-    assert diagnosis_changes.has_changed(BEFORE, None)
-    assert (diagnosis_changes.has_changed(BEFORE, by_uuid), diagnosis_changes.has_changed(by_uuid, BEFORE)) == (
+    assert corrections.has_changed(BEFORE, None)
+    assert (corrections.has_changed(BEFORE, by_uuid), corrections.has_changed(by_uuid, BEFORE)) == (
         True,
         False,
     )
@@ -46,5 +46,5 @@ def test_the_first_diagnosis_and_a_gpu_index_instead_of_a_uuid_are_a_change() ->
 
 def test_similar_incidents_are_parsed_from_texts_of_old_journals() -> None:
     old = replace(BEFORE, checked_sources=("kernel log", WORDS))
-    assert diagnosis_changes.similar_incidents(old) == (ALIKE,)
-    assert not diagnosis_changes.has_changed(replace(old, similar=(ALIKE,)), old)
+    assert corrections.similar_incidents(old) == (ALIKE,)
+    assert not corrections.has_changed(replace(old, similar=(ALIKE,)), old)

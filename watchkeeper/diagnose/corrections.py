@@ -1,4 +1,4 @@
-"""Causes that people corrected: shown for similar incidents and counted by cause.
+"""Causes that people corrected: shown for similar incidents and counted by cause; and whether a diagnosis is new.
 
 The pipeline keeps `Corrections`, filled from the journal at the start and with each new correction. A correction is the
 first finding of its incident; incidents that were diagnosed with the same cause show it next to their findings.
@@ -6,6 +6,7 @@ first finding of its incident; incidents that were diagnosed with the same cause
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from watchkeeper.model.fleet import Place
 KIND = "cause"
 # Corrections of similar incidents that a diagnosis shows.
 MAX_SHOWN = 3
+SIMILAR_TEXT = re.compile(r"people: (\S+) looked like this and was (\S+) \(([^:]*): (.*)\)", re.DOTALL)
 # The newest corrections are kept.
 MAX_CORRECTIONS = 10_000
 
@@ -107,20 +109,16 @@ def apply_corrections(
     texts = (
         f"people: {each.incident} looked like this and was {each.cause} ({each.actor}: {each.why})" for each in similar
     )
+    sources = (*incident_diagnosis.checked_sources, *texts)
+    corrected = replace(incident_diagnosis, checked_sources=sources, similar=similar)
     own_correction = corrections.for_incident(incident.id)
-    findings = incident_diagnosis.findings
-    if own_correction is not None:
-        others = [finding for finding in findings if finding.cause != own_correction.cause]
-        previous = next((finding for finding in findings if finding.cause == own_correction.cause), None)
-        findings = (_corrected_finding(own_correction, incident, previous), *others)
-    return diagnosis.Diagnosis(
-        incident_diagnosis.incident,
-        incident_diagnosis.at,
-        findings,
-        (*incident_diagnosis.checked_sources, *texts),
-        incident_diagnosis.distinguishing_check if own_correction is None else "",
-        similar,
-    )
+    if own_correction is None:
+        return corrected
+    findings = corrected.findings
+    others = [finding for finding in findings if finding.cause != own_correction.cause]
+    previous = next((finding for finding in findings if finding.cause == own_correction.cause), None)
+    first = _corrected_finding(own_correction, incident, previous)
+    return replace(corrected, findings=(first, *others), distinguishing_check="")
 
 
 def _corrected_finding(
@@ -171,3 +169,33 @@ def _node_name(place: str) -> str | None:
         return Place.parse(place).node
     except ValueError:
         return None
+
+
+def has_changed(current: diagnosis.Diagnosis, previous: diagnosis.Diagnosis | None) -> bool:
+    """Whether causes, places, confidence or corrections differ, or a GPU has its index instead of its UUID.
+
+    The pipeline stores only diagnoses that differ, so that a timeline contains only changes.
+    """
+    if previous is None:
+        return True
+    return _comparable(current) != _comparable(previous) or (_has_uuid_title(previous) and not _has_uuid_title(current))
+
+
+def similar_incidents(current: diagnosis.Diagnosis) -> tuple[diagnosis.SimilarIncident, ...]:
+    """Compatibility: diagnoses without `Diagnosis.similar` have corrections as texts in `checked_sources`."""
+    matches = (SIMILAR_TEXT.fullmatch(text) for text in current.checked_sources)
+    parsed = tuple(diagnosis.SimilarIncident(*match.groups()) for match in matches if match is not None)
+    return current.similar or parsed
+
+
+def _comparable(current: diagnosis.Diagnosis) -> object:
+    """The parts that must be equal for two diagnoses to count as the same."""
+    return similar_incidents(current), [
+        (finding.cause, finding.place, round(finding.confidence, 1), len(finding.evidence))
+        for finding in current.findings
+    ]
+
+
+def _has_uuid_title(current: diagnosis.Diagnosis) -> bool:
+    """Whether a title has the UUID of a GPU, because its index was not known yet."""
+    return any(finding.place.is_named_in(finding.title) for finding in current.findings)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as default
 from datetime import datetime, timedelta
-from typing import TypeVar
 
 from watchkeeper.catalogue import causes, xid
 from watchkeeper.diagnose import place_context
@@ -20,7 +19,6 @@ from watchkeeper.model.alerts import Alert
 from watchkeeper.model.events import Event, EventKind
 from watchkeeper.query import engine as engines
 
-T = TypeVar("T")
 # The cause of an incident happens shortly before it, its consequences shortly after.
 EVENT_WINDOW = timedelta(minutes=10)
 # Series are queried this far back; the journal keeps the first evidence of older incidents.
@@ -89,7 +87,7 @@ class IncidentFacts:
 
     @property
     def node(self) -> fleet.Place:
-        return fleet.Place(self.place.cluster, node=self.place.node, domain=self.place.domain)
+        return self.place.whole_node
 
     @property
     def node_name(self) -> str:
@@ -105,6 +103,14 @@ class IncidentFacts:
     def reading(self, field: GpuField, gpu: str | None = None) -> float | None:
         """The last value of a GPU; of the incident's GPU by default."""
         return self.readings_by_gpu(field).get(gpu or self.place.gpu or "")
+
+    def reading_evidence(self, field: GpuField, gpu: str | None = None) -> diagnosis.Evidence | None:
+        """A reading as evidence; None without a reading."""
+        uuid, value = gpu or self.place.gpu, self.reading(field, gpu)
+        if uuid is None or value is None:
+            return None
+        text = f"{self.names(self.gpu(uuid))}: {field.label} {value * field.scale:g}{field.unit}"
+        return diagnosis.Evidence(field.metric, text, at=self.at, place=self.gpu(uuid))
 
     def events_with_cause(self, *cause_ids: str, place: fleet.Place | None = None) -> list[Event]:
         """Events with one of these causes at or inside the place; the incident's place by default."""
@@ -135,22 +141,9 @@ def event_evidence(event: Event) -> diagnosis.Evidence:
     return diagnosis.Evidence(f"kernel log of {event.place.node}", event.text, at=event.at, place=event.place)
 
 
-def reading_evidence(facts: IncidentFacts, field: GpuField, gpu: str | None = None) -> diagnosis.Evidence | None:
-    """A reading as evidence; None without a reading."""
-    uuid, value = gpu or facts.place.gpu, facts.reading(field, gpu)
-    if uuid is None or value is None:
-        return None
-    text = f"{facts.names(facts.gpu(uuid))}: {field.label} {value * field.scale:g}{field.unit}"
-    return diagnosis.Evidence(field.metric, text, at=facts.at, place=facts.gpu(uuid))
-
-
 def member_evidence(member: incidents.Member) -> diagnosis.Evidence:
     source = "kernel log" if member.kind is incidents.MemberKind.EVENT else f"alert {member.ref}"
     return diagnosis.Evidence(source, member.text, at=member.since, place=member.place)
-
-
-def without_none(*items: T | None) -> tuple[T, ...]:
-    return tuple(item for item in items if item is not None)
 
 
 def gather_facts(
@@ -165,7 +158,7 @@ def gather_facts(
     """Gather all facts once, with at most 20 queries to the engine and one to the journal."""
     first = min((member.since for member in incident.members), default=incident.opened_at)
     since, until = first - EVENT_WINDOW, min(now, first + EVENT_WINDOW)
-    node = fleet.Place(incident.place.cluster, node=incident.place.node, domain=incident.place.domain)
+    node = incident.place.whole_node
     node_events = tuple(events_at(node, since, until)) if since <= until else ()
     refs = {member.ref for member in incident.members}
     sources = [f"kernel log of {names(node)}, {since:%H:%M} to {until:%H:%M} UTC: {len(node_events)} events"]
@@ -190,11 +183,8 @@ def gather_facts(
     reporting = queries.reporting_gpus(TEMPERATURE.metric)
     expected = queries.expected_gpus(EXPECTED_GPUS)
     missing_data += [*queries.failures, *_missing_series(incident.place, readings, names=names)]
-    missing_data += (
-        []
-        if context.peer_temperatures is not None
-        else [f"no rack or leaf for {names(node)}, so no neighbours to compare with"]
-    )
+    if context.peer_temperatures is None:
+        missing_data.append(f"no rack or leaf for {names(node)}, so no neighbours to compare with")
     if expected is None:
         missing_data.append(f"no {EXPECTED_GPUS} for {names(node)}: the expected number of GPUs is unknown")
     sources.append(f"{sum(bool(values) for values in readings.values())} of {len(FIELDS)} series of {names(node)}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 
 from watchkeeper.catalogue import causes
@@ -23,16 +23,10 @@ from watchkeeper.model.incidents import Incident
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class CheckResults:
-    """`failures` are texts about checks that failed; a failed check does not mean that all is well."""
-
-    findings: tuple[Finding, ...]
-    failures: tuple[str, ...]
-
-
-def run_checks(facts: IncidentFacts, checks: Iterable[Check] = CHECKS) -> CheckResults:
-    findings, failures = [], []
+def run_checks(facts: IncidentFacts, checks: Iterable[Check] = CHECKS) -> tuple[list[Finding], list[str]]:
+    """The findings, and texts about checks that failed; a failed check does not mean that all is well."""
+    findings: list[Finding] = []
+    failures: list[str] = []
     for check in checks:
         try:
             finding = check(facts)
@@ -44,21 +38,20 @@ def run_checks(facts: IncidentFacts, checks: Iterable[Check] = CHECKS) -> CheckR
             continue
         if finding is not None:
             findings.append(finding)
-    return CheckResults(tuple(findings), tuple(failures))
+    return findings, failures
 
 
 def diagnose(facts: IncidentFacts, now: datetime, *, checks: Iterable[Check] = CHECKS) -> Diagnosis:
     """Return ranked findings, never empty: without a finding the cause is `unknown`, with what to collect next."""
-    results = run_checks(facts, checks)
-    findings = [finding for finding in results.findings if _is_about(facts, finding)]
-    findings += _better_rivals(facts, results.findings, findings)
-    others = [finding for finding in results.findings if finding not in findings]
+    all_findings, failures = run_checks(facts, checks)
+    findings = [finding for finding in all_findings if _is_about(facts, finding)]
+    findings += _better_rivals(facts, all_findings, findings)
+    others = [finding for finding in all_findings if finding not in findings]
     if facts.incident.cause not in {finding.cause for finding in findings}:
         catalogue_finding = from_catalogue(facts)
         # A finding with higher confidence replaces the cause that the incident opened with.
-        if catalogue_finding is not None and not any(
-            finding.confidence > catalogue_finding.confidence for finding in findings
-        ):
+        best = max((finding.confidence for finding in findings), default=0.0)
+        if catalogue_finding is not None and catalogue_finding.confidence >= best:
             findings.append(catalogue_finding)
     if not findings:
         findings.append(unknown(facts))
@@ -70,7 +63,7 @@ def diagnose(facts: IncidentFacts, now: datetime, *, checks: Iterable[Check] = C
         *changes,
         *also_here,
         *(f"missing data: {gap}" for gap in facts.missing_data),
-        *results.failures,
+        *failures,
     )
     return Diagnosis(facts.incident.id, now, ranked, checked_sources, distinguishing_check(ranked))
 

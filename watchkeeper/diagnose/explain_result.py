@@ -49,17 +49,18 @@ def with_incidents(
     cause = None if explanation is None else explanation.cause
     if explanation and cause and causes.lookup(cause).severity.rank >= incident.severity.rank:
         return replace(explanation, lines=(*lines, *explanation.lines))
-    base = explanation or ExplainResult(
-        subject, "", missing_data=("no scheduler or exporter reports the workload now",)
-    )
-    return replace(
-        base,
-        headline="; ".join(filter(None, [base.headline, f"{incident.title} ({incident.id})"])),
-        cause=incident.cause,
-        why=finding.why if finding is not None else "not diagnosed yet",
-        lines=(*lines, *base.lines),
-        steps=tuple(map(step_text, finding.actions[:3])) if finding is not None else (),
-    )
+    missing_data = ("no scheduler or exporter reports the workload now",)
+    base = explanation or ExplainResult(subject, "", missing_data=missing_data)
+    headline = "; ".join(filter(None, [base.headline, f"{incident.title} ({incident.id})"]))
+    return with_cause(replace(base, headline=headline, lines=(*lines, *base.lines)), incident, finding)
+
+
+def with_cause(base: ExplainResult, incident: incidents.Incident, finding: diagnosis.Finding | None) -> ExplainResult:
+    """Add the cause of an incident, with the reason and the first steps of its finding."""
+    if finding is None:
+        return replace(base, cause=incident.cause, why="not diagnosed yet", steps=())
+    steps = tuple(map(step_text, finding.actions[:3]))
+    return replace(base, cause=incident.cause, why=finding.why, steps=steps)
 
 
 def step_text(step: diagnosis.DiagnosisStep) -> str:

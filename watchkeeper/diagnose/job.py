@@ -81,7 +81,8 @@ def read_job(engine: engines.InstantEngine, query: JobQuery, now: datetime) -> J
     has_series = any(name.startswith("training_") for name in context.series) or context.rows("DCGM_FI_DEV_GPU_UTIL")
     if not has_series and not query.scheduled:
         return None
-    nodes = sorted(_gpu_nodes(context) | {node for part in query.scheduled for node in part.nodes})
+    gpu_nodes = {labels.get("Hostname", "") for labels, _ in context.rows("DCGM_FI_DEV_GPU_UTIL")} - {""}
+    nodes = sorted(gpu_nodes | {node for part in query.scheduled for node in part.nodes})
     places = tuple(fleet.Place(query.cluster, node=node) for node in nodes)
     return JobSeries(place, context, places, tuple(queries.failures))
 
@@ -97,11 +98,13 @@ def explain(
     """Explain a job; `node_events` are the events on its nodes within LOOKBACK."""
     node_events = tuple(event for event in node_events if cause_of(event) is not None)
     nodes = [node.node or "" for node in series.nodes]
-    job_incident = _as_incident(series.place, now, _firing_cause(series.context))
+    job_incident = _as_incident(series.place, now, series.context)
     facts = IncidentFacts(job_incident, now, names, node_events, context=series.context, missing_data=series.failures)
-    findings = [finding for finding in explaining.run_checks(facts).findings if finding.cause != "unknown"]
+    findings = [finding for finding in explaining.run_checks(facts)[0] if finding.cause != "unknown"]
     ranked = sorted(findings, key=lambda finding: -finding.confidence)
-    lines = (*_rank_lines(facts), *_node_lines(facts, nodes), *_event_lines(node_events, names), *_pending_lines(query))
+    rows = [(f"{event.at:%H:%M:%S} UTC", f"{names(event.place)}: {event.text[:120]}") for event in node_events[-8:]]
+    rows += [(str(part.workload), f"pending: {part.reason or 'no reason'}") for part in query.pending_workloads[:8]]
+    lines = (*_rank_lines(facts), *_node_lines(facts, nodes), *(ExplainLine(name, text) for name, text in rows))
     missing_data = (*facts.missing_data, *_missing_series(facts))
     if ranked:
         best = ranked[0]
@@ -111,33 +114,22 @@ def explain(
         return ExplainResult(query.name, best.title, best.cause, why, lines, "", steps, missing_data)
     if query.pending_workloads:
         part = query.pending_workloads[0]
-        headline = (
-            f"{len(query.pending_workloads)} of {len(query.scheduled)} workloads pending: {part.reason or 'no reason'}"
-        )
+        count = f"{len(query.pending_workloads)} of {len(query.scheduled)}"
+        headline = f"{count} workloads pending: {part.reason or 'no reason'}"
         step = f"watchkeeper explain pod {part.workload}" if part.workload.namespace else "scontrol show job"
         return ExplainResult(query.name, headline, None, part.detail, lines, "", (step,), missing_data)
     return ExplainResult(query.name, _progress_text(facts, nodes), None, "", lines, "", (), missing_data)
 
 
-def _firing_cause(context: place_context.PlaceContext) -> str:
-    """The cause of a firing alert about the job, otherwise DEFAULT_CAUSE."""
+def _as_incident(place: fleet.Place, now: datetime, context: place_context.PlaceContext) -> incidents.Incident:
+    """An incident about the job, which the checks need; its cause is that of a firing alert, else DEFAULT_CAUSE."""
     firing_causes = {labels.get("cause", "") for labels, _ in context.rows(place_context.FIRING, alertstate="firing")}
-    return next(
-        (row.cause for row in causes.all_causes() if row.cause in firing_causes and row.family in training.FAMILIES),
-        DEFAULT_CAUSE,
-    )
-
-
-def _as_incident(place: fleet.Place, now: datetime, cause: str) -> incidents.Incident:
-    """An incident about the job, which the checks need."""
+    rows = (row for row in causes.all_causes() if row.cause in firing_causes and row.family in training.FAMILIES)
+    row = next(rows, causes.lookup(DEFAULT_CAUSE))
     return incidents.Incident(
         incidents.IncidentId("none"), place, "", alerts.Severity.INFO, incidents.IncidentState.OPEN, now,
-        cause, causes.lookup(cause).family, (),
+        row.cause, row.family, (),
     )  # fmt: skip
-
-
-def _gpu_nodes(context: place_context.PlaceContext) -> set[str]:
-    return {labels.get("Hostname", "") for labels, _ in context.rows("DCGM_FI_DEV_GPU_UTIL")} - {""}
 
 
 def _progress_text(facts: IncidentFacts, nodes: Sequence[str]) -> str:
@@ -159,12 +151,10 @@ def _rank_lines(facts: IncidentFacts) -> list[ExplainLine]:
         for rank in late[-8:]:
             gpu = training.gpu_of_rank(facts, int(rank)) if rank.isdigit() else None
             where = f" on {facts.names(gpu)}" if gpu is not None else ""
-            lines.append(
-                ExplainLine(f"rank {rank}", f"slow: {seconds[rank]:.2g} s per step, median {median:.2g} s{where}")
-            )
-        lines.append(
-            ExplainLine("ranks", f"{len(seconds) - len(late)} of {len(seconds)} compute about {median:.2g} s per step")
-        )
+            text = f"slow: {seconds[rank]:.2g} s per step, median {median:.2g} s{where}"
+            lines.append(ExplainLine(f"rank {rank}", text))
+        text = f"{len(seconds) - len(late)} of {len(seconds)} compute about {median:.2g} s per step"
+        lines.append(ExplainLine("ranks", text))
     share = facts.context.max_value(place_context.WAIT_SHARE)
     return lines if share is None else [*lines, ExplainLine("input", f"ranks wait for input {share:.0%} of the time")]
 
@@ -172,14 +162,11 @@ def _rank_lines(facts: IncidentFacts) -> list[ExplainLine]:
 def _node_lines(facts: IncidentFacts, nodes: Sequence[str]) -> list[ExplainLine]:
     lines = []
     for node in nodes:
-        gpus = [(labels, value) for labels, value in facts.context.rows("DCGM_FI_DEV_GPU_UTIL", Hostname=node)]
+        gpus = facts.context.rows("DCGM_FI_DEV_GPU_UTIL", Hostname=node)
         clocks = [value for _, value in facts.context.rows("DCGM_FI_DEV_SM_CLOCK", Hostname=node)]
         busy = [value for _, value in facts.context.rows("DCGM_FI_PROF_SM_ACTIVE", Hostname=node)]
-        throttled = [
-            labels.get("gpu", "?")
-            for labels, value in facts.context.rows(gpu_errors.CLOCK_REASONS, Hostname=node)
-            if gpu_errors.is_throttling(value)
-        ]
+        reasons = facts.context.rows(gpu_errors.CLOCK_REASONS, Hostname=node)
+        throttled = [labels.get("gpu", "?") for labels, value in reasons if gpu_errors.is_throttling(value)]
         reporting = facts.context.rows(place_context.REPORTING_GPUS, Hostname=node)
         parts = [f"{len(gpus)} GPUs" if gpus else "GPUs unknown"]
         parts += [f"{len(gpus) - len(reporting)} not reporting"] if len(reporting) < len(gpus) else []
@@ -187,28 +174,10 @@ def _node_lines(facts: IncidentFacts, nodes: Sequence[str]) -> list[ExplainLine]
         parts += [f"{sum(value < IDLE_SM_SHARE for value in busy)} idle"] if busy else []
         parts += [f"throttled: GPU {', '.join(throttled[:8])}"] if throttled else []
         lines.append(ExplainLine(node, ", ".join(parts)))
-    ports = facts.context.rows(place_context.PORT_ERRORS)
-    return lines + [
-        ExplainLine(
-            labels.get("instance", "?").rsplit(":", 1)[0],
-            f"port {labels.get('device', '?')} is down or has symbol errors",
-        )
-        for labels, _ in ports[:8]
-    ]
-
-
-def _event_lines(node_events: Sequence[events.Event], names: Callable[[fleet.Place], str]) -> list[ExplainLine]:
-    return [
-        ExplainLine(f"{event.at:%H:%M:%S} UTC", f"{names(event.place)}: {event.text[:120]}")
-        for event in node_events[-8:]
-    ]
-
-
-def _pending_lines(query: JobQuery) -> list[ExplainLine]:
-    return [
-        ExplainLine(str(part.workload), f"pending: {part.reason or 'no reason'}")
-        for part in query.pending_workloads[:8]
-    ]
+    for labels, _ in facts.context.rows(place_context.PORT_ERRORS)[:8]:
+        text = f"port {labels.get('device', '?')} is down or has symbol errors"
+        lines.append(ExplainLine(labels.get("instance", "?").rsplit(":", 1)[0], text))
+    return lines
 
 
 def _missing_series(facts: IncidentFacts) -> list[str]:

@@ -21,15 +21,6 @@ PRIOR_MONTHS = 1.0
 MONTH = timedelta(days=30)
 # A node is a lemon if the chance of its faults, corrected for the size of the fleet, is below this.
 MAX_CHANCE = 0.05
-# Each trend multiplies the hazard by its factor.
-TREND_FACTORS = {
-    "DCGM_FI_DEV_ECC_SBE_AGG_TOTAL": 1.5,
-    "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS": 1.5,
-    "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": 3.0,
-    "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": 1.5,
-    "node_infiniband_symbol_error_total": 1.3,
-    "DCGM_FI_DEV_SM_CLOCK": 1.3,
-}
 MAX_REASONS = 6
 
 
@@ -98,18 +89,15 @@ def rank_lemons(units: Sequence[FaultHistory], trends: Iterable[CounterTrend] = 
     by_name: dict[str, list[CounterTrend]] = {}
     for trend in trends:
         by_name.setdefault(trend.name, []).append(trend)
-    lemons = [
-        _score(unit, rate, len(units), trends=by_name.get(unit.name, []))
-        for unit in units
-        if unit.faults or unit.name in by_name
-    ]
+    suspects = [unit for unit in units if unit.faults or unit.name in by_name]
+    lemons = [_score(unit, rate, len(units), trends=by_name.get(unit.name, [])) for unit in suspects]
     return sorted(lemons, key=lambda lemon: (-lemon.hazard, lemon.name))
 
 
 def _score(unit: FaultHistory, rate: float, units: int, *, trends: Sequence[CounterTrend]) -> Lemon:
     prior = rate * PRIOR_MONTHS
     hazard = (unit.faults + prior) / (unit.months + PRIOR_MONTHS)
-    factor = math.prod(TREND_FACTORS.get(metric, 1.2) for metric in {trend.metric for trend in trends})
+    factor = math.prod(TRENDS[metric].factor for metric in {trend.metric for trend in trends})
     chance = chance_of_faults(unit.faults, rate * unit.months)
     reasons = [f"{count}× {cause}" for cause, count in sorted(unit.causes.items(), key=lambda item: -item[1])]
     reasons += [trend.text for trend in trends]
@@ -118,9 +106,8 @@ def _score(unit: FaultHistory, rate: float, units: int, *, trends: Sequence[Coun
     # With n nodes, one unlucky node is expected: Bonferroni correction.
     is_lemon = unit.faults > 1 and chance * units < MAX_CHANCE
     times = hazard * factor / rate if rate else factor
-    return Lemon(
-        unit.name, hazard * factor, times, unit.faults, min(1.0, chance), is_lemon, tuple(reasons[:MAX_REASONS])
-    )  # fmt: skip
+    shown = tuple(reasons[:MAX_REASONS])
+    return Lemon(unit.name, hazard * factor, times, unit.faults, min(1.0, chance), is_lemon, shown)
 
 
 def chance_of_faults(faults: int, expected: float) -> float:
@@ -134,40 +121,59 @@ def chance_of_faults(faults: int, expected: float) -> float:
     return max(0.0, 1.0 - below)
 
 
-# Increases over a week above noise; the clock of a busy GPU compared with the median of its GPU model.
 TREND_WINDOW = "7d"
-TREND_EXPRS = {
-    "DCGM_FI_DEV_ECC_SBE_AGG_TOTAL": "sum by (Hostname) (increase(DCGM_FI_DEV_ECC_SBE_AGG_TOTAL[{w}])) > 100",
-    "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS": (
-        "sum by (Hostname) (delta(DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS[{w}])) > 0"
+
+
+@dataclass(frozen=True, slots=True)
+class TrendKind:
+    """A counter whose increase over a week is above noise; it multiplies the hazard by `factor`."""
+
+    factor: float
+    expr: str
+    text: str
+
+
+TRENDS = {
+    "DCGM_FI_DEV_ECC_SBE_AGG_TOTAL": TrendKind(
+        1.5,
+        "sum by (Hostname) (increase(DCGM_FI_DEV_ECC_SBE_AGG_TOTAL[{w}])) > 100",
+        "{value:.0f} corrected memory errors in {w}",
     ),
-    "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": (
-        "sum by (Hostname) (delta(DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS[{w}])) > 0"
+    "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS": TrendKind(
+        1.5,
+        "sum by (Hostname) (delta(DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS[{w}])) > 0",
+        "{value:.0f} rows remapped after corrected errors in {w}",
     ),
-    "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": "sum by (Hostname) (increase(DCGM_FI_DEV_PCIE_REPLAY_COUNTER[{w}])) > 1000",
-    "node_infiniband_symbol_error_total": (
+    "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": TrendKind(
+        3.0,
+        "sum by (Hostname) (delta(DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS[{w}])) > 0",
+        "{value:.0f} rows remapped after uncorrectable errors in {w}",
+    ),
+    "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": TrendKind(
+        1.5,
+        "sum by (Hostname) (increase(DCGM_FI_DEV_PCIE_REPLAY_COUNTER[{w}])) > 1000",
+        "{value:.0f} PCIe replays in {w}",
+    ),
+    "node_infiniband_symbol_error_total": TrendKind(
+        1.3,
         "sum by (Hostname) (label_replace(increase(node_infiniband_symbol_error_total[{w}]), "
-        '"Hostname", "$1", "instance", "([^:]+)(?::[0-9]+)?")) > 120'
+        '"Hostname", "$1", "instance", "([^:]+)(?::[0-9]+)?")) > 120',
+        "{value:.0f} InfiniBand symbol errors in {w}",
     ),
-    "DCGM_FI_DEV_SM_CLOCK": (
+    # The clock of a busy GPU compared with the median of its GPU model.
+    "DCGM_FI_DEV_SM_CLOCK": TrendKind(
+        1.3,
         "min by (Hostname, modelName) (avg_over_time(DCGM_FI_DEV_SM_CLOCK[1h]) and DCGM_FI_DEV_GPU_UTIL > 80) "
         "< on (modelName) group_left 0.85 * quantile by (modelName) (0.5, "
-        "avg_over_time(DCGM_FI_DEV_SM_CLOCK[1h]) and DCGM_FI_DEV_GPU_UTIL > 80)"
+        "avg_over_time(DCGM_FI_DEV_SM_CLOCK[1h]) and DCGM_FI_DEV_GPU_UTIL > 80)",
+        "{value:.0f} MHz under load, at least 15 % below the median of its GPU model",
     ),
 }
-TREND_TEXTS = {
-    "DCGM_FI_DEV_ECC_SBE_AGG_TOTAL": "{value:.0f} corrected memory errors in {w}",
-    "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS": "{value:.0f} rows remapped after corrected errors in {w}",
-    "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": "{value:.0f} rows remapped after uncorrectable errors in {w}",
-    "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": "{value:.0f} PCIe replays in {w}",
-    "node_infiniband_symbol_error_total": "{value:.0f} InfiniBand symbol errors in {w}",
-    "DCGM_FI_DEV_SM_CLOCK": "{value:.0f} MHz under load, at least 15 % below the median of its GPU model",
-}
 
 
-def trend_queries(window: str = TREND_WINDOW) -> dict[str, str]:
-    return {metric: expr.replace("{w}", window) for metric, expr in TREND_EXPRS.items()}
+def trend_queries() -> dict[str, str]:
+    return {metric: trend.expr.replace("{w}", TREND_WINDOW) for metric, trend in TRENDS.items()}
 
 
-def make_trend(name: str, metric: str, value: float, *, window: str = TREND_WINDOW) -> CounterTrend:
-    return CounterTrend(name, metric, TREND_TEXTS[metric].format(value=value, w=window))
+def make_trend(name: str, metric: str, value: float) -> CounterTrend:
+    return CounterTrend(name, metric, TRENDS[metric].text.format(value=value, w=TREND_WINDOW))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from watchkeeper.diagnose.explain_result import ExplainLine, ExplainResult, step_text
+from watchkeeper.diagnose.explain_result import ExplainLine, ExplainResult, with_cause
 from watchkeeper.model import alerts, cluster, diagnosis, incidents
 
 
@@ -32,19 +32,19 @@ def explain(summary: NodeSummary) -> ExplainResult:
         ExplainLine(incident.id, f"{incident.severity}: {incident.title}") for incident, _ in summary.incidents
     ]
     changes = [ExplainLine("changed", change) for change in summary.changes]
-    lines = (*_scheduler_lines(summary), *_gpu_lines(summary), *incident_lines, *changes)
-    base = ExplainResult(summary.name, "", lines=lines, missing_data=summary.missing_data)
+    lines = [*_scheduler_lines(summary)]
+    if summary.reporting is not None:
+        expected = "" if summary.expected is None else f" of {summary.expected}"
+        lines.append(ExplainLine("gpus", f"{summary.reporting}{expected} report"))
+    lines += [ExplainLine("allocated", f"{count} to {name}") for name, count in summary.holders]
+    lines += [*incident_lines, *changes]
+    base = ExplainResult(summary.name, "", lines=tuple(lines), missing_data=summary.missing_data)
     blocker = _blocker(summary)
     by_severity = sorted(summary.incidents, key=lambda pair: (-pair[0].severity.rank, pair[0].opened_at))
     for incident, finding in by_severity[:1]:
         if incident.severity is not alerts.Severity.INFO:
-            return replace(
-                base,
-                headline=f"{incident.title} ({incident.id})" + (f"; {blocker}" if blocker else ""),
-                cause=incident.cause,
-                why=finding.why if finding is not None else "not diagnosed yet",
-                steps=tuple(map(step_text, finding.actions[:3])) if finding is not None else (),
-            )
+            headline = f"{incident.title} ({incident.id})" + (f"; {blocker}" if blocker else "")
+            return with_cause(replace(base, headline=headline), incident, finding)
     if blocker:
         return replace(base, headline=blocker, change=_return_command(summary))
     if not summary.scheduler_nodes and summary.reporting is None:
@@ -85,9 +85,3 @@ def _scheduler_lines(summary: NodeSummary) -> list[ExplainLine]:
         taints = f"taints {', '.join(node.taints)}" if node.taints else ""
         lines.append(ExplainLine(node.source, ", ".join(filter(None, [node.state, gpus, taints, node.reason]))))
     return lines
-
-
-def _gpu_lines(summary: NodeSummary) -> list[ExplainLine]:
-    expected = "" if summary.expected is None else f" of {summary.expected}"
-    lines = [] if summary.reporting is None else [ExplainLine("gpus", f"{summary.reporting}{expected} report")]
-    return lines + [ExplainLine("allocated", f"{count} to {name}") for name, count in summary.holders]

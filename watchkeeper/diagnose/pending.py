@@ -30,15 +30,11 @@ class RefusalReason(StrEnum):
     FULL = "full"
 
 
-CAUSE_BY_REASON = {
+CAUSE_BY_REASON = dict.fromkeys(RefusalReason, "insufficient_gpu_capacity") | {
     RefusalReason.SELECTOR: "node_selector_mismatch",
     RefusalReason.TAINT: "untolerated_taint",
     RefusalReason.NO_PLUGIN: "no_device_plugin",
     RefusalReason.OTHER_RESOURCE: "mig_misconfig",
-    RefusalReason.NOT_READY: "insufficient_gpu_capacity",
-    RefusalReason.CORDONED: "insufficient_gpu_capacity",
-    RefusalReason.TOO_SMALL: "insufficient_gpu_capacity",
-    RefusalReason.FULL: "insufficient_gpu_capacity",
 }
 # The cost of a change: a line in a manifest, a request to an operator, GPUs of another workload, another node.
 COST = {
@@ -120,17 +116,12 @@ def judge_placement(request: PodRequest, offers: Sequence[NodeOffer]) -> Placeme
     """The cause and the smallest change, from the node where the smallest change is enough."""
     notes = tuple(_quota_notes(request))
     if not request.gpus:
-        return PlacementVerdict(
-            "missing_gpu_request",
-            f"{request.name} requests no GPU, so it runs on the CPU",
-            f"add `{GPU}: 1` to the limits of its container",
-            notes=notes,
-        )
+        why, change = "requests no GPU, so it runs on the CPU", f"add `{GPU}: 1` to the limits of its container"
+        return PlacementVerdict("missing_gpu_request", f"{request.name} {why}", change, notes=notes)
     nodes = tuple(sorted((judge_node(request, offer) for offer in offers), key=lambda node: (node.cost, node.node)))
     if not nodes:
-        return PlacementVerdict(
-            "insufficient_gpu_capacity", "the cluster has no GPU node", "add a GPU node", notes=notes
-        )
+        why = "the cluster has no GPU node"
+        return PlacementVerdict("insufficient_gpu_capacity", why, "add a GPU node", notes=notes)
     nearest = nodes[0]
     if not nearest.refusals:
         why = f"{nearest.node} has capacity; the scheduler has not placed the pod yet"
@@ -141,11 +132,9 @@ def judge_placement(request: PodRequest, offers: Sequence[NodeOffer]) -> Placeme
 
 
 def judge_node(request: PodRequest, offer: NodeOffer) -> NodeVerdict:
-    refusals = [*_rule_refusals(request, offer)]
-    for resource, count in sorted(request.gpus.items()):
-        refusal = _capacity_refusal(resource, count, offer)
-        refusals += [refusal] if refusal is not None else []
-    return NodeVerdict(offer.name, tuple(refusals))
+    capacity_refusals = (_capacity_refusal(name, count, offer) for name, count in sorted(request.gpus.items()))
+    refusals = (*_rule_refusals(request, offer), *capacity_refusals)
+    return NodeVerdict(offer.name, tuple(refusal for refusal in refusals if refusal is not None))
 
 
 def tolerates(tolerations: Iterable[objects.Taint], taint: objects.Taint) -> bool:
@@ -192,10 +181,9 @@ def _rule_refusals(request: PodRequest, offer: NodeOffer) -> Iterable[PlacementR
     for key, value in sorted(request.selector.items()):
         actual = offer.labels.get(key)
         if actual != value:
-            text = f"has no label {key}" if actual is None else f"has {key}={actual}, not {value}"
-            change = (
-                f"change the selector to {key}={actual}" if actual is not None else f"remove {key} from the selector"
-            )
+            text, change = f"has {key}={actual}, not {value}", f"change the selector to {key}={actual}"
+            if actual is None:
+                text, change = f"has no label {key}", f"remove {key} from the selector"
             yield PlacementRefusal(RefusalReason.SELECTOR, text, change)
     for taint in offer.taints:
         if taint.effect in BLOCKING_EFFECTS and not offer.is_cordoned and not tolerates(request.tolerations, taint):
@@ -216,19 +204,15 @@ def _capacity_refusal(resource: str, count: int, offer: NodeOffer) -> PlacementR
         if not others:
             text = f"has no {resource}: its device plugin reports none"
             return PlacementRefusal(RefusalReason.NO_PLUGIN, text, "fix its device plugin")
-        if resource in WHOLE_GPU_RESOURCES and all(name in WHOLE_GPU_RESOURCES for name in others):
-            return PlacementRefusal(
-                RefusalReason.OTHER_RESOURCE, f"has {', '.join(others)}, not {resource}", f"request {others[0]}"
-            )
-        change = f"request {others[0]}, or change its MIG layout"
+        is_whole = all(name in WHOLE_GPU_RESOURCES for name in (resource, *others))
+        change = f"request {others[0]}" + ("" if is_whole else ", or change its MIG layout")
         return PlacementRefusal(RefusalReason.OTHER_RESOURCE, f"has {', '.join(others)}, not {resource}", change)
     if capacity and not offered:
         text = f"has {capacity} {resource}, 0 allocatable: its device plugin is not running or reports all as unhealthy"
         return PlacementRefusal(RefusalReason.NO_PLUGIN, text, "fix its device plugin")
     if offered < count:
-        return PlacementRefusal(
-            RefusalReason.TOO_SMALL, f"has {offered} {resource}, {count} requested", f"request {offered}"
-        )
+        text = f"has {offered} {resource}, {count} requested"
+        return PlacementRefusal(RefusalReason.TOO_SMALL, text, f"request {offered}")
     change = f"request {free}, or free {count - free} {resource}" if free else f"free {count} {resource}"
     return PlacementRefusal(RefusalReason.FULL, f"has {free} of {offered} {resource} free, {count} requested", change)
 
@@ -241,22 +225,12 @@ def _cause(request: PodRequest, nodes: Sequence[NodeVerdict], offers: Sequence[N
     text = f"closest of {len(nodes)} GPU nodes ({len(nearest)} alike): {nearest[0].node} {nearest[0].text}"
     if first is RefusalReason.FULL:
         resource, count = max(request.gpus.items(), key=lambda item: item[1])
-        free = {offer.name: offer.free(resource) for offer in offers if _is_eligible(request, offer)}
-        total = sum(free.values())
-        if total >= count:
-            largest = max(free.values())
-            return (
-                "gpu_fragmentation",
-                f"{total} {resource} are free, but at most {largest} on one node; {count} requested",
-            )
-        return CAUSE_BY_REASON[
-            first
-        ], f"{total} {resource} are free on the nodes that the pod may use, {count} requested"
+        free = [offer.free(resource) for offer in offers if not list(_rule_refusals(request, offer))]
+        text = f"{sum(free)} {resource} are free on the nodes that the pod may use, {count} requested"
+        if sum(free) >= count:
+            text = f"{sum(free)} {resource} are free, but at most {max(free)} on one node; {count} requested"
+            return "gpu_fragmentation", text
     return CAUSE_BY_REASON[first], text
-
-
-def _is_eligible(request: PodRequest, offer: NodeOffer) -> bool:
-    return not any(True for _ in _rule_refusals(request, offer))
 
 
 def _quota_notes(request: PodRequest) -> Iterable[str]:

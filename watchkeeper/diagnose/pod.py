@@ -76,7 +76,10 @@ def _explain_job(job: objects.KubernetesJob, cluster: ClusterObjects) -> Explain
         f"has {pods}: the others are not created",
         cause,
         warning.message,
-        lines=[ExplainLine(quota.name, _quota_text(quota)) for quota in quotas],
+        lines=[
+            ExplainLine(quota.name, ", ".join(f"{used} of {hard} {name} used" for name, hard, used in quota.lines))
+            for quota in quotas
+        ],
         change=_quota_change(quotas, requested=job.gpus) if cause == "quota_exceeded" else "",
         missing_data=cluster.problems,
     )
@@ -97,15 +100,6 @@ def _with_advice(
     return ExplainResult(subject, headline, cause, why, tuple(lines), change, steps, tuple(missing_data))
 
 
-def _find_line(phrase: str, text: str) -> str | None:
-    """The first line that contains the phrase; not by a pattern, which is slow on one long line of JSON."""
-    at = text.find(phrase)
-    if at < 0:
-        return None
-    end = text.find("\n", at)
-    return text[text.rfind("\n", 0, at) + 1 : len(text) if end < 0 else end].strip()
-
-
 def explain_pasted(text: str, namespace: str, name: str) -> ExplainResult | None:
     """Explain a pod from `kubectl get pod,node -o json|yaml`, or from any text with the scheduler's message."""
     raw = list(kubernetes_text.read_objects(text, is_yaml=not text.lstrip().startswith("{")))
@@ -121,8 +115,12 @@ def explain_pasted(text: str, namespace: str, name: str) -> ExplainResult | None
         )
         return _explain_pod(pod, cluster)
     match = UNSCHEDULABLE.search(text)
-    message = match[0].strip() if match else _find_line(QUOTA_TEXT, text)
-    return None if message is None else _explain_message(f"{namespace}/{name}", message, (NO_NODES,))
+    at = text.find(QUOTA_TEXT)
+    if match is None and at < 0:
+        return None
+    # The line with the phrase; not by a pattern, which is slow on one long line of JSON.
+    message = match[0] if match else text[text.rfind("\n", 0, at) + 1 :].partition("\n")[0]
+    return _explain_message(f"{namespace}/{name}", message.strip(), (NO_NODES,))
 
 
 def _explain_message(subject: str, message: str, missing_data: Sequence[str]) -> ExplainResult:
@@ -137,9 +135,8 @@ def _explain_pod(pod: objects.KubernetesPod, cluster: ClusterObjects) -> Explain
     if not pod.node:
         return _explain_pending(subject, pod, request, cluster)
     has_runtime_class = pod.runtime_class.startswith("nvidia")
-    if not request.gpus and (
-        has_runtime_class or any(node.name == pod.node and node.has_gpus for node in cluster.nodes)
-    ):
+    is_on_gpu_node = any(node.name == pod.node and node.has_gpus for node in cluster.nodes)
+    if not request.gpus and (has_runtime_class or is_on_gpu_node):
         verdict = pending.judge_placement(request, ())
         fact = "uses the NVIDIA runtime class" if has_runtime_class else "runs on a GPU node"
         headline, change = f"{fact} and requests no GPU", verdict.smallest_change
@@ -150,12 +147,14 @@ def _explain_pod(pod: objects.KubernetesPod, cluster: ClusterObjects) -> Explain
         headline, why = f"has its GPUs on {pod.node} but does not start", f"{warning.reason}: {warning.message}"
         return _with_advice(subject, headline, cause, why, missing_data=problems)
     gpus = ", ".join(f"{count} {resource}" for resource, count in request.gpus.items()) or "no GPU"
-    last_exit = _last_exit(pod)
-    if last_exit is not None:
-        return _with_advice(
-            subject, f"runs on {pod.node} with {gpus}, failed before", *last_exit, missing_data=problems
-        )
-    return ExplainResult(subject, f"runs on {pod.node} with {gpus}", missing_data=problems)
+    headline = f"runs on {pod.node} with {gpus}"
+    for container in pod.containers:
+        cause = EXIT_REASON_CAUSES.get(container.last_reason) or EXIT_CODE_CAUSES.get(container.last_exit_code or 0)
+        if cause is not None:
+            exit_text = f"{container.last_reason or 'exit'} {container.last_exit_code}, {container.restarts} restarts"
+            why = f"container {container.name} exited with {exit_text}"
+            return _with_advice(subject, f"{headline}, failed before", cause, why, missing_data=problems)
+    return ExplainResult(subject, headline, missing_data=problems)
 
 
 def _explain_pending(
@@ -182,15 +181,6 @@ def _explain_pending(
     )
 
 
-def _last_exit(pod: objects.KubernetesPod) -> tuple[str, str] | None:
-    for container in pod.containers:
-        cause = EXIT_REASON_CAUSES.get(container.last_reason) or EXIT_CODE_CAUSES.get(container.last_exit_code or 0)
-        if cause is not None:
-            exit_text = f"{container.last_reason or 'exit'} {container.last_exit_code}, {container.restarts} restarts"
-            return cause, f"container {container.name} exited with {exit_text}"
-    return None
-
-
 def _match_cause(text: str, table: Iterable[tuple[str, str]]) -> str | None:
     return next((cause for phrase, cause in table if phrase in text), None)
 
@@ -202,10 +192,6 @@ def _quota_change(quotas: Iterable[objects.Quota], *, requested: int) -> str:
                 limit = f"{resource} of quota {quota.name} from {hard} to {used + requested}"
                 return f"raise {limit}, or wait until other workloads end"
     return ""
-
-
-def _quota_text(quota: objects.Quota) -> str:
-    return ", ".join(f"{used} of {hard} {resource} used" for resource, hard, used in quota.lines)
 
 
 def next_steps(cause: str | None, subject: str) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from datetime import datetime
 from functools import partial
 from itertools import chain, islice
 
-from watchkeeper.diagnose import corrections, diagnosis_changes, evidence, explain
+from watchkeeper.diagnose import corrections, evidence, explain
 from watchkeeper.errors import StoreError, WatchkeeperError
 from watchkeeper.incidents import domains, external_alerts, footprint, recovery, tracker
 from watchkeeper.kit import clock
@@ -297,7 +297,7 @@ class Pipeline:
         sharing_plans = self._plans_to_reboot(proposal)
         proposal = plan.with_shared_incidents(proposal, [sharing_plan.incident for sharing_plan in sharing_plans])
         with parts.journal.transaction():
-            if diagnosis_changes.has_changed(new_diagnosis, parts.journal.diagnosis(incident.id)):
+            if corrections.has_changed(new_diagnosis, parts.journal.diagnosis(incident.id)):
                 parts.journal.save_diagnosis(new_diagnosis)
             if not plan.have_same_steps(proposal, parts.journal.plan(incident.id)):
                 parts.journal.save_plan(proposal)

@@ -6,7 +6,7 @@ from watchkeeper.catalogue import xid
 from watchkeeper.diagnose.checks.findings import make_finding
 from watchkeeper.diagnose.evidence import IncidentFacts, event_evidence, member_evidence
 from watchkeeper.model.diagnosis import UNKNOWN_CAUSE, DiagnosisStep, Finding
-from watchkeeper.model.events import Event, EventKind
+from watchkeeper.model.events import EventKind
 from watchkeeper.model.incidents import MemberKind
 
 
@@ -21,31 +21,26 @@ def from_catalogue(facts: IncidentFacts) -> Finding | None:
         facts,
         cause,
         confidence=0.75 if has_event else 0.65,
-        evidence=tuple(event_evidence(event) for event in facts.events_with_cause(cause))[:10]
-        or tuple(member_evidence(member) for member in members[:10]),
+        evidence=tuple(map(event_evidence, facts.events_with_cause(cause)[:10]))
+        or tuple(map(member_evidence, members[:10])),
     )
 
 
 def unknown(facts: IncidentFacts) -> Finding:
     """A finding for an unknown cause: the meaning of its Xids, and what to collect next."""
     xid_events = [event for event in facts.events if event.kind is EventKind.XID and facts.place.encloses(event.place)]
+    codes = dict.fromkeys(event.code for event in xid_events if event.code is not None)
+    texts = [f"Xid {row.code}: {row.name}. {row.likely_cause or row.note}".strip() for row in map(xid.lookup, codes)]
     return make_finding(
         facts,
         UNKNOWN_CAUSE,
         confidence=0.3 if xid_events else 0.1,
-        why=_xid_meanings(xid_events),
-        evidence=tuple(event_evidence(event) for event in xid_events[:10])
-        or tuple(member_evidence(member) for member in facts.incident.members[:10]),
+        why=" ".join(texts[:3]) or None,
+        evidence=tuple(map(event_evidence, xid_events[:10]))
+        or tuple(map(member_evidence, facts.incident.members[:10])),
         steps=(
             DiagnosisStep("Save the kernel log", "journalctl -k --since '1 hour ago' > kernel.log"),
             DiagnosisStep("Save the bug report of the driver", "nvidia-bug-report.sh"),
             *(DiagnosisStep(f"Provide missing data: {gap}") for gap in facts.missing_data[:5]),
         ),
     )
-
-
-def _xid_meanings(xid_events: list[Event]) -> str | None:
-    """NVIDIA's description of each Xid, without duplicates."""
-    rows = [xid.lookup(code) for code in dict.fromkeys(event.code for event in xid_events if event.code is not None)]
-    texts = [f"Xid {row.code}: {row.name}. {row.likely_cause or row.note}".strip() for row in rows]
-    return " ".join(texts[:3]) or None

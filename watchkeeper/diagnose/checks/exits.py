@@ -19,9 +19,8 @@ def out_of_memory(facts: IncidentFacts) -> Finding | None:
     killed = [event for event in facts.events if event.kind is EventKind.OOM_KILL]
     ooms = facts.context.max_value("training_cuda_ooms_total")
     if code == BUS_ERROR:
-        return _memory_finding(
-            facts, "shm_too_small", f"the container exited with code {BUS_ERROR} (bus error)", ooms=ooms
-        )
+        text = f"the container exited with code {BUS_ERROR} (bus error)"
+        return _memory_finding(facts, "shm_too_small", text, ooms=ooms)
     if is_oom or code == KILLED or killed:
         text = killed[0].text if killed else "Kubernetes reports OOMKilled for the last exit"
         return _memory_finding(facts, "host_oom", text, ooms=ooms)

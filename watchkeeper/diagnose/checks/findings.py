@@ -5,16 +5,11 @@ Title, explanation and first step come from packs/causes.csv. Missing data rules
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from watchkeeper.catalogue import causes
-from watchkeeper.diagnose.evidence import (
-    CLOCK_REASONS,
-    DOUBLE_BIT,
-    MAX_TEMPERATURE,
-    REMAP_FAILURE,
-    TEMPERATURE,
-    IncidentFacts,
-    is_hardware_fault,
-)
+from watchkeeper.diagnose import evidence
+from watchkeeper.diagnose.evidence import IncidentFacts, is_hardware_fault
 from watchkeeper.model import clock_reasons
 from watchkeeper.model.diagnosis import DiagnosisStep, Evidence, Finding, RuledOut
 from watchkeeper.model.fleet import Place
@@ -28,15 +23,15 @@ def make_finding(
     cause: str,
     *,
     confidence: float,
-    evidence: tuple[Evidence, ...],
+    evidence: Iterable[Evidence | None],
     place: Place | None = None,
     steps: tuple[DiagnosisStep, ...] = (),
-    ruled_out: tuple[RuledOut, ...] = (),
+    ruled_out: Iterable[RuledOut | None] = (),
     why: str | None = None,
 ) -> Finding:
     """A finding for a cause of the catalogue, by default at the incident's place.
 
-    The catalogue's advice is the first step, before the steps of the check.
+    The catalogue's advice is the first step, before the steps of the check. None among evidence and causes is dropped.
     """
     row, place = causes.lookup(cause), place or facts.place
     name = facts.names(place)
@@ -48,15 +43,15 @@ def make_finding(
         place=place,
         title=row.headline(name, node),
         why=why or row.why,
-        evidence=evidence,
+        evidence=tuple(item for item in evidence if item is not None),
         actions=(DiagnosisStep(row.advice(name, node)), *steps),
-        ruled_out=ruled_out,
+        ruled_out=tuple(other for other in ruled_out if other is not None),
     )
 
 
 def limit_celsius(facts: IncidentFacts, gpu: str) -> float:
     """The temperature limit of a GPU; 0 or no reading means that the GPU does not report one."""
-    return facts.reading(MAX_TEMPERATURE, gpu) or USUAL_LIMIT_CELSIUS
+    return facts.reading(evidence.MAX_TEMPERATURE, gpu) or USUAL_LIMIT_CELSIUS
 
 
 def rule_out_application(facts: IncidentFacts, gpu: Place) -> RuledOut | None:
@@ -66,27 +61,27 @@ def rule_out_application(facts: IncidentFacts, gpu: Place) -> RuledOut | None:
 
 
 def rule_out_heat(facts: IncidentFacts, gpu: str) -> RuledOut | None:
-    celsius, limit = facts.reading(TEMPERATURE, gpu), limit_celsius(facts, gpu)
+    celsius, limit = facts.reading(evidence.TEMPERATURE, gpu), limit_celsius(facts, gpu)
     if celsius is None or celsius >= limit:
         return None
     return RuledOut("thermal_throttle", f"last temperature {celsius:g} °C, limit {limit:g} °C")
 
 
 def rule_out_memory(facts: IncidentFacts, gpu: str) -> RuledOut | None:
-    is_zero = facts.reading(DOUBLE_BIT, gpu) == 0
-    return RuledOut("ecc_uncorrectable", f"{DOUBLE_BIT.metric} is 0") if is_zero else None
+    is_zero = facts.reading(evidence.DOUBLE_BIT, gpu) == 0
+    return RuledOut("ecc_uncorrectable", f"{evidence.DOUBLE_BIT.metric} is 0") if is_zero else None
 
 
 def rule_out_remap_failure(facts: IncidentFacts, gpu: str) -> RuledOut | None:
-    why = f"{REMAP_FAILURE.metric} is 0: the row can still be remapped"
-    return RuledOut("row_remap_failure", why) if facts.reading(REMAP_FAILURE, gpu) == 0 else None
+    why = f"{evidence.REMAP_FAILURE.metric} is 0: the row can still be remapped"
+    return RuledOut("row_remap_failure", why) if facts.reading(evidence.REMAP_FAILURE, gpu) == 0 else None
 
 
 def rule_out_power_brake(facts: IncidentFacts) -> RuledOut | None:
-    reasons = facts.readings_by_gpu(CLOCK_REASONS)
+    reasons = facts.readings_by_gpu(evidence.CLOCK_REASONS)
     if not reasons or any(int(value) & clock_reasons.POWER_BRAKE for value in reasons.values()):
         return None
-    why = f"no GPU of {facts.node_name} has the power brake bit 0x80 in {CLOCK_REASONS.metric}"
+    why = f"no GPU of {facts.node_name} has the power brake bit 0x80 in {evidence.CLOCK_REASONS.metric}"
     return RuledOut("power_brake", why)
 
 

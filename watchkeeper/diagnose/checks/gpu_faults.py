@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
+from watchkeeper.diagnose import evidence
 from watchkeeper.diagnose.checks import findings
 from watchkeeper.diagnose.checks.findings import make_finding
-from watchkeeper.diagnose.evidence import (
-    DOUBLE_BIT,
-    EXPECTED_GPUS,
-    LAST_XID,
-    PCIE_REPLAYS,
-    REMAP_FAILURE,
-    REMAP_PENDING,
-    TEMPERATURE,
-    IncidentFacts,
-    event_evidence,
-    is_hardware_fault,
-    member_evidence,
-    reading_evidence,
-    without_none,
-)
+from watchkeeper.diagnose.evidence import IncidentFacts, event_evidence, is_hardware_fault, member_evidence
 from watchkeeper.model.diagnosis import DiagnosisStep, Evidence, Finding, Risk, RuledOut
 
 FAMILY = "gpu_lost"
@@ -41,18 +28,18 @@ def fell_off_bus(facts: IncidentFacts) -> Finding | None:
         LOST,
         place=place,
         confidence=0.97 if log_events else 0.85,
-        evidence=without_none(
+        evidence=(
             *(event_evidence(event) for event in log_events),
             *(member_evidence(member) for member in members if not log_events),
             _silent_gpu_evidence(facts, uuid),
-            reading_evidence(facts, LAST_XID, uuid),
-            reading_evidence(facts, PCIE_REPLAYS, uuid),
+            facts.reading_evidence(evidence.LAST_XID, uuid),
+            facts.reading_evidence(evidence.PCIE_REPLAYS, uuid),
         ),
         steps=(
             DiagnosisStep("Check whether the GPU is still on the bus", "lspci -d 10de: -nn"),
             DiagnosisStep("After the reboot, check that all GPUs are back", "nvidia-smi -L"),
         ),
-        ruled_out=without_none(
+        ruled_out=(
             findings.rule_out_application(facts, place),
             findings.rule_out_heat(facts, uuid),
             findings.rule_out_memory(facts, uuid),
@@ -64,7 +51,9 @@ def gpu_missing(facts: IncidentFacts) -> Finding | None:
     """Fewer GPUs report than expected, without an Xid in the kernel log."""
     if facts.incident.family != FAMILY or facts.events_with_cause(LOST, place=facts.node):
         return None
-    missing = [] if facts.reporting is None else sorted(facts.readings_by_gpu(TEMPERATURE).keys() - facts.reporting)
+    missing = (
+        [] if facts.reporting is None else sorted(facts.readings_by_gpu(evidence.TEMPERATURE).keys() - facts.reporting)
+    )
     members = facts.members_with_cause("gpu_missing")
     if not missing and not members:
         return None
@@ -74,7 +63,7 @@ def gpu_missing(facts: IncidentFacts) -> Finding | None:
         "gpu_missing",
         place=place,
         confidence=0.9 if missing else 0.75,
-        evidence=without_none(
+        evidence=(
             _count_evidence(facts),
             *(_silent_gpu_evidence(facts, uuid) for uuid in missing),
             *(member_evidence(member) for member in members),
@@ -87,7 +76,7 @@ def gpu_missing(facts: IncidentFacts) -> Finding | None:
             ),
             DiagnosisStep("Cordon the node until all GPUs report", risk=Risk.NODE),
         ),
-        ruled_out=without_none(
+        ruled_out=(
             RuledOut(LOST, f"no Xid 79 of {facts.node_name} within 10 minutes"),
             findings.rule_out_heat(facts, place.gpu or ""),
         ),
@@ -96,18 +85,18 @@ def gpu_missing(facts: IncidentFacts) -> Finding | None:
 
 def _silent_gpu_evidence(facts: IncidentFacts, uuid: str) -> Evidence | None:
     """Evidence that the GPU reported within the last hour and does not report now."""
-    last = facts.reading(TEMPERATURE, uuid)
+    last = facts.reading(evidence.TEMPERATURE, uuid)
     if facts.reporting is None or uuid in facts.reporting or last is None:
         return None
     text = f"{facts.names(facts.gpu(uuid))} stopped reporting, last temperature {last:g} °C"
-    return Evidence(TEMPERATURE.metric, text, at=facts.at, place=facts.gpu(uuid))
+    return Evidence(evidence.TEMPERATURE.metric, text, at=facts.at, place=facts.gpu(uuid))
 
 
 def _count_evidence(facts: IncidentFacts) -> Evidence | None:
     if facts.reporting is None or facts.expected_gpus is None:
         return None
     text = f"{len(facts.reporting)} GPUs of {facts.node_name} report, {facts.expected_gpus} are expected"
-    return Evidence(EXPECTED_GPUS, text, at=facts.at, place=facts.node)
+    return Evidence(evidence.EXPECTED_GPUS, text, at=facts.at, place=facts.node)
 
 
 def ecc_uncorrectable(facts: IncidentFacts) -> Finding | None:
@@ -117,19 +106,19 @@ def ecc_uncorrectable(facts: IncidentFacts) -> Finding | None:
         return None
     place = log_events[0].place if log_events else members[0].place
     uuid = place.gpu or ""
-    counted = facts.reading(DOUBLE_BIT, uuid)
+    counted = facts.reading(evidence.DOUBLE_BIT, uuid)
     return make_finding(
         facts,
         UNCORRECTABLE,
         place=place,
         confidence=0.97 if log_events and counted else 0.93 if log_events else 0.85,
-        evidence=without_none(
+        evidence=(
             *(event_evidence(event) for event in log_events),
             *map(event_evidence, facts.events_with_cause("row_remap_pending", "row_remap_failure", place=place)),
             *(member_evidence(member) for member in members if not log_events),
-            reading_evidence(facts, DOUBLE_BIT, uuid),
-            reading_evidence(facts, REMAP_PENDING, uuid),
-            reading_evidence(facts, REMAP_FAILURE, uuid),
+            facts.reading_evidence(evidence.DOUBLE_BIT, uuid),
+            facts.reading_evidence(evidence.REMAP_PENDING, uuid),
+            facts.reading_evidence(evidence.REMAP_FAILURE, uuid),
         ),
         steps=(
             DiagnosisStep("Reset the GPU when no process uses it", f"nvidia-smi --gpu-reset -i {uuid}", Risk.WORKLOAD),
@@ -138,7 +127,7 @@ def ecc_uncorrectable(facts: IncidentFacts) -> Finding | None:
             ),
             DiagnosisStep("Test the memory before you return the node to service", "dcgmi diag -r 2", Risk.WORKLOAD),
         ),
-        ruled_out=without_none(
+        ruled_out=(
             findings.rule_out_application(facts, place),
             findings.rule_out_heat(facts, uuid),
             findings.rule_out_remap_failure(facts, uuid),
@@ -169,7 +158,7 @@ def app_illegal_access(facts: IncidentFacts) -> Finding | None:
         evidence=tuple(map(event_evidence, log_events[:10])),
         why=why if is_suspect else None,
         steps=tuple(steps),
-        ruled_out=without_none(
+        ruled_out=(
             findings.rule_out_hardware(facts, place),
             findings.rule_out_memory(facts, place.gpu or ""),
             findings.rule_out_heat(facts, place.gpu or ""),

@@ -5,18 +5,10 @@ The clocks event reasons of the driver distinguish heat, power brake and power l
 
 from __future__ import annotations
 
+from watchkeeper.diagnose import evidence
 from watchkeeper.diagnose.checks import findings
 from watchkeeper.diagnose.checks.findings import make_finding
-from watchkeeper.diagnose.evidence import (
-    CLOCK_REASONS,
-    POWER,
-    SM_CLOCK,
-    TEMPERATURE,
-    IncidentFacts,
-    member_evidence,
-    reading_evidence,
-    without_none,
-)
+from watchkeeper.diagnose.evidence import IncidentFacts, member_evidence
 from watchkeeper.model import clock_reasons
 from watchkeeper.model.diagnosis import DiagnosisStep, Evidence, Finding, RuledOut
 
@@ -39,22 +31,22 @@ def thermal_throttle(facts: IncidentFacts) -> Finding | None:
         "thermal_throttle",
         place=facts.gpu(uuid),
         confidence=0.93 if has_reason else 0.82,
-        evidence=without_none(
-            reading_evidence(facts, TEMPERATURE, uuid),
-            reading_evidence(facts, CLOCK_REASONS, uuid),
-            reading_evidence(facts, SM_CLOCK, uuid),
+        evidence=(
+            facts.reading_evidence(evidence.TEMPERATURE, uuid),
+            facts.reading_evidence(evidence.CLOCK_REASONS, uuid),
+            facts.reading_evidence(evidence.SM_CLOCK, uuid),
             *(member_evidence(member) for member in facts.members_with_cause("thermal_throttle")),
         ),
         steps=(
             DiagnosisStep("Compare it with other GPUs under the same load", "nvidia-smi -q -d TEMPERATURE,PERFORMANCE"),
         ),
-        ruled_out=without_none(findings.rule_out_power_brake(facts), _rule_out_cooling(facts, uuid)),
+        ruled_out=(findings.rule_out_power_brake(facts), _rule_out_cooling(facts, uuid)),
     )
 
 
 def power_brake(facts: IncidentFacts) -> Finding | None:
     """The chassis requests less power: a hardware signal with its own clocks event reason."""
-    uuids = sorted(facts.readings_by_gpu(CLOCK_REASONS))
+    uuids = sorted(facts.readings_by_gpu(evidence.CLOCK_REASONS))
     braked = [uuid for uuid in uuids if clock_reason_bits(facts, uuid) & clock_reasons.POWER_BRAKE]
     members = facts.members_with_cause("power_brake")
     if facts.incident.family not in FAMILIES or not braked:
@@ -64,14 +56,14 @@ def power_brake(facts: IncidentFacts) -> Finding | None:
         "power_brake",
         place=facts.node,
         confidence=0.95 if members else 0.8,
-        evidence=without_none(
-            *(reading_evidence(facts, CLOCK_REASONS, uuid) for uuid in braked[:4]),
-            *(reading_evidence(facts, POWER, uuid) for uuid in braked[:2]),
-            *(reading_evidence(facts, TEMPERATURE, uuid) for uuid in braked[:2]),
+        evidence=(
+            *(facts.reading_evidence(evidence.CLOCK_REASONS, uuid) for uuid in braked[:4]),
+            *(facts.reading_evidence(evidence.POWER, uuid) for uuid in braked[:2]),
+            *(facts.reading_evidence(evidence.TEMPERATURE, uuid) for uuid in braked[:2]),
             *(member_evidence(member) for member in members),
         ),
         steps=(DiagnosisStep("Read the power supplies from the BMC", "ipmitool sdr type 'Power Supply'"),),
-        ruled_out=without_none(findings.rule_out_heat(facts, braked[0]), _rule_out_power_cap(facts)),
+        ruled_out=(findings.rule_out_heat(facts, braked[0]), _rule_out_power_cap(facts)),
     )
 
 
@@ -88,32 +80,32 @@ def power_cap(facts: IncidentFacts) -> Finding | None:
         "power_cap",
         place=facts.gpu(uuid),
         confidence=0.85,
-        evidence=without_none(
-            reading_evidence(facts, CLOCK_REASONS, uuid),
-            reading_evidence(facts, POWER, uuid),
-            reading_evidence(facts, TEMPERATURE, uuid),
+        evidence=(
+            facts.reading_evidence(evidence.CLOCK_REASONS, uuid),
+            facts.reading_evidence(evidence.POWER, uuid),
+            facts.reading_evidence(evidence.TEMPERATURE, uuid),
         ),
         steps=(DiagnosisStep("Compare the current power limit with the default", "nvidia-smi -q -d POWER"),),
-        ruled_out=without_none(findings.rule_out_heat(facts, uuid), findings.rule_out_power_brake(facts)),
+        ruled_out=(findings.rule_out_heat(facts, uuid), findings.rule_out_power_brake(facts)),
     )
 
 
 def clock_reason_bits(facts: IncidentFacts, uuid: str) -> int:
     """The clocks event reasons of a GPU as bits; 0 without a reading or with a blank value."""
-    value = facts.readings_by_gpu(CLOCK_REASONS).get(uuid, 0.0)
+    value = facts.readings_by_gpu(evidence.CLOCK_REASONS).get(uuid, 0.0)
     return int(value) if 0 <= value < 2**32 else 0
 
 
 def hot_gpus(facts: IncidentFacts) -> list[str]:
     return [
         uuid
-        for uuid, celsius in facts.readings_by_gpu(TEMPERATURE).items()
+        for uuid, celsius in facts.readings_by_gpu(evidence.TEMPERATURE).items()
         if celsius >= findings.limit_celsius(facts, uuid) or clock_reason_bits(facts, uuid) & clock_reasons.THERMAL
     ]
 
 
 def _rule_out_cooling(facts: IncidentFacts, uuid: str) -> RuledOut | None:
-    others = [celsius for other, celsius in facts.readings_by_gpu(TEMPERATURE).items() if other != uuid]
+    others = [celsius for other, celsius in facts.readings_by_gpu(evidence.TEMPERATURE).items() if other != uuid]
     if not others:
         return None
     why = f"the other {len(others)} GPUs of {facts.node_name} are at most {max(others):g} °C"
@@ -121,9 +113,14 @@ def _rule_out_cooling(facts: IncidentFacts, uuid: str) -> RuledOut | None:
 
 
 def _rule_out_power_cap(facts: IncidentFacts) -> RuledOut | None:
-    if any(clock_reason_bits(facts, uuid) & clock_reasons.POWER_CAP for uuid in facts.readings_by_gpu(CLOCK_REASONS)):
+    if any(
+        clock_reason_bits(facts, uuid) & clock_reasons.POWER_CAP
+        for uuid in facts.readings_by_gpu(evidence.CLOCK_REASONS)
+    ):
         return None
-    return RuledOut("power_cap", f"no GPU of {facts.node_name} has the power limit bit 0x4 in {CLOCK_REASONS.metric}")
+    return RuledOut(
+        "power_cap", f"no GPU of {facts.node_name} has the power limit bit 0x4 in {evidence.CLOCK_REASONS.metric}"
+    )
 
 
 def cooling_failure(facts: IncidentFacts) -> Finding | None:
@@ -132,7 +129,7 @@ def cooling_failure(facts: IncidentFacts) -> Finding | None:
         return None
     if facts.place.node is None:
         return _domain_finding(facts)
-    members, celsius = facts.members_with_cause(COOLING_FAILURE), facts.readings_by_gpu(TEMPERATURE)
+    members, celsius = facts.members_with_cause(COOLING_FAILURE), facts.readings_by_gpu(evidence.TEMPERATURE)
     hottest_first = sorted(celsius, key=lambda uuid: -celsius[uuid])
     at_limit = _hot_gpus(facts)
     hot = [uuid for uuid in hottest_first if uuid in at_limit]
@@ -146,18 +143,18 @@ def cooling_failure(facts: IncidentFacts) -> Finding | None:
         COOLING_FAILURE,
         place=facts.node,
         confidence=0.95 if len(hot) >= HOT_GPUS and members else 0.85 if len(hot) >= HOT_GPUS else 0.7,
-        evidence=without_none(
+        evidence=(
             _overview_evidence(facts, hot),
-            *(reading_evidence(facts, TEMPERATURE, uuid) for uuid in hot[:4]),
-            *(reading_evidence(facts, SM_CLOCK, uuid) for uuid in hot[:2]),
-            *(reading_evidence(facts, CLOCK_REASONS, uuid) for uuid in hot[:2]),
+            *(facts.reading_evidence(evidence.TEMPERATURE, uuid) for uuid in hot[:4]),
+            *(facts.reading_evidence(evidence.SM_CLOCK, uuid) for uuid in hot[:2]),
+            *(facts.reading_evidence(evidence.CLOCK_REASONS, uuid) for uuid in hot[:2]),
             *(member_evidence(member) for member in members),
         ),
         steps=(
             DiagnosisStep("Read fans and inlet temperature from the BMC", "ipmitool sdr type Fan"),
             DiagnosisStep("Read the temperature limits of the GPUs", "nvidia-smi -q -d TEMPERATURE,PERFORMANCE"),
         ),
-        ruled_out=without_none(
+        ruled_out=(
             findings.rule_out_power_brake(facts),
             _rule_out_single(hot, f"GPUs of {facts.node_name}"),
             _rule_out_rack(facts),
@@ -178,13 +175,13 @@ def _domain_finding(facts: IncidentFacts) -> Finding | None:
         COOLING_FAILURE,
         confidence=0.95 if len(hot) >= HOT_GPUS and 2 * len(hot) > len(peers) else 0.7,
         evidence=(
-            Evidence(TEMPERATURE.metric, text, at=facts.at, place=facts.place),
-            *(Evidence(TEMPERATURE.metric, f"{node}: {peers[node]:g} °C", at=facts.at) for node in hot[:4]),
+            Evidence(evidence.TEMPERATURE.metric, text, at=facts.at, place=facts.place),
+            *(Evidence(evidence.TEMPERATURE.metric, f"{node}: {peers[node]:g} °C", at=facts.at) for node in hot[:4]),
             *(member_evidence(member) for member in members[:4]),
         ),
         why="Most nodes of the rack are hot at the same time: its air or coolant supply failed, not one node's fan.",
         steps=(DiagnosisStep("Check the air and coolant supply of the rack, and move workloads to other racks"),),
-        ruled_out=without_none(_rule_out_single(hot, f"nodes of {domain_name}", subject="one GPU")),
+        ruled_out=(_rule_out_single(hot, f"nodes of {domain_name}", subject="one GPU"),),
     )
 
 
@@ -207,19 +204,19 @@ def _rule_out_rack(facts: IncidentFacts) -> RuledOut | None:
 
 
 def _hot_gpus(facts: IncidentFacts) -> list[str]:
-    reasons = facts.readings_by_gpu(CLOCK_REASONS)
+    reasons = facts.readings_by_gpu(evidence.CLOCK_REASONS)
     return [
         uuid
-        for uuid, celsius in facts.readings_by_gpu(TEMPERATURE).items()
+        for uuid, celsius in facts.readings_by_gpu(evidence.TEMPERATURE).items()
         if celsius >= findings.limit_celsius(facts, uuid) or int(reasons.get(uuid, 0)) & clock_reasons.THERMAL
     ]
 
 
 def _overview_evidence(facts: IncidentFacts, hot: list[str]) -> Evidence | None:
-    celsius = facts.readings_by_gpu(TEMPERATURE)
+    celsius = facts.readings_by_gpu(evidence.TEMPERATURE)
     if not celsius:
         return None
     is_limit = all(uuid in _hot_gpus(facts) for uuid in hot)
     level = "at their limit" if is_limit else f"at {NEAR_LIMIT_CELSIUS:g} °C or more"
     text = f"{len(hot)} of {len(celsius)} GPUs of {facts.node_name} are {level}; highest temperature "
-    return Evidence(TEMPERATURE.metric, f"{text}{max(celsius.values()):g} °C", at=facts.at, place=facts.node)
+    return Evidence(evidence.TEMPERATURE.metric, f"{text}{max(celsius.values()):g} °C", at=facts.at, place=facts.node)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from statistics import median
 
 from watchkeeper.diagnose.checks.findings import make_finding
-from watchkeeper.diagnose.checks.training import COMPUTE, FAMILIES
+from watchkeeper.diagnose.checks.training import CLOCK, COMPUTE, FAMILIES
 from watchkeeper.diagnose.evidence import IncidentFacts, member_evidence
 from watchkeeper.diagnose.place_context import GPU_BUSIER
 from watchkeeper.model.diagnosis import DiagnosisStep, Evidence, Finding, RuledOut
@@ -16,7 +16,6 @@ from watchkeeper.model.fleet import Place
 
 # As in packs/rules/jobs.yaml.
 LATE_SHARE = 0.1
-CLOCK = "DCGM_FI_DEV_SM_CLOCK"
 # The clocks of healthy GPUs with the same work differ by a few per cent.
 SLOW_CLOCK = 0.95
 

@@ -9,14 +9,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from watchkeeper.diagnose.checks.findings import make_finding
-from watchkeeper.diagnose.evidence import (
-    IncidentFacts,
-    cause_of,
-    event_evidence,
-    is_hardware_fault,
-    member_evidence,
-    without_none,
-)
+from watchkeeper.diagnose.evidence import IncidentFacts, cause_of, event_evidence, is_hardware_fault, member_evidence
 from watchkeeper.diagnose.place_context import (
     CLOCK_REASONS,
     CPU_SHARE,
@@ -38,7 +31,7 @@ LAST_STEP, COMPUTE = "training_last_step_timestamp_seconds", "training_step_comp
 WORLD = "training_world_size"
 STALLED = "training_stalled"
 UTILISATION, SM_ACTIVE = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_PROF_SM_ACTIVE"
-POWER, POWER_LIMIT = "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_ENFORCED_POWER_LIMIT"
+POWER, POWER_LIMIT, CLOCK = "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_ENFORCED_POWER_LIMIT", "DCGM_FI_DEV_SM_CLOCK"
 LINK_NAMES = {"nvlink": "NVLink", "pcie": "PCIe", "infiniband": "InfiniBand"}
 # With two GPUs, it is unknown which of them is the outlier.
 MIN_GANG = 3
@@ -67,7 +60,7 @@ def rank_died(facts: IncidentFacts) -> Finding | None:
         evidence=(_evidence(facts, LAST_STEP, text), *_member_evidence(facts)),
         why=f"{ranks.capitalize()} died; all other ranks wait in a collective.",
         steps=(DiagnosisStep(f"Read the end of the log of {ranks}; errors of the other ranks are consequences"),),
-        ruled_out=without_none(_rule_out_starvation(facts), _rule_out_straggler(facts)),
+        ruled_out=(_rule_out_starvation(facts), _rule_out_straggler(facts)),
     )
 
 
@@ -79,8 +72,8 @@ def hung(facts: IncidentFacts) -> Finding | None:
     text, outlier = _compare_gpus(gpu_states)
     if not text:
         return None
-    outlier_node = _outlier_node(facts) if outlier is None else None
-    place = _place(facts, outlier) if outlier is not None else outlier_node.place if outlier_node is not None else None
+    node_evidence = _outlier_node_evidence(facts) if outlier is None else ()
+    place = _place(facts, outlier) if outlier is not None else node_evidence[0].place if node_evidence else None
     name = facts.names(place) if place is not None else "each node"
     waiting_uuids = {labels.get("UUID", "") for labels, state in gpu_states if state is jobs.RankState.WAITS}
     outlier_text, why = "", "All GPUs of the job are alike, so they do not show which rank is the cause."
@@ -97,20 +90,20 @@ def hung(facts: IncidentFacts) -> Finding | None:
             _evidence(facts, UTILISATION, f"{text}{outlier_text}"),
             *_power_evidence(facts, waiting_uuids),
             *_link_evidence(facts),
-            *(() if outlier_node is None else (outlier_node,)),
+            *node_evidence,
             *_member_evidence(facts),
         ),
         why=why,
         steps=(DiagnosisStep(f"Dump the stack of the process on {name}", "py-spy dump --pid PID"),),
-        ruled_out=without_none(_rule_out_starvation(facts), _rule_out_dead_rank(facts)),
+        ruled_out=(_rule_out_starvation(facts), _rule_out_dead_rank(facts)),
     )
 
 
 def _gpu_states(facts: IncidentFacts) -> list[tuple[Labels, jobs.RankState]]:
-    def by_gpu(field: str) -> dict[str, float]:
-        return {labels.get("UUID", ""): value for labels, value in facts.context.rows(field)}
-
-    active, watts, limits = (by_gpu(field) for field in (SM_ACTIVE, POWER, POWER_LIMIT))
+    active, watts, limits = (
+        {labels.get("UUID", ""): value for labels, value in facts.context.rows(field)}
+        for field in (SM_ACTIVE, POWER, POWER_LIMIT)
+    )
     usual = facts.context.max_value(USUAL_WATTS)
     busy = {labels.get("UUID", ""): (labels, value) for labels, value in facts.context.rows(UTILISATION)}
     return [
@@ -146,27 +139,25 @@ def _link_evidence(facts: IncidentFacts) -> tuple[Evidence, ...]:
     return (_evidence(facts, TRAFFIC, f"no traffic between the GPUs: at most {', '.join(parts)}"),)
 
 
-def _outlier_node(facts: IncidentFacts) -> Evidence | None:
+def _outlier_node_evidence(facts: IncidentFacts) -> tuple[Evidence, ...]:
     """Evidence of a node whose CPU use differs from the other nodes."""
     cpus = _cpu_shares(facts)
     outlier = jobs.find_outlier_node(cpus, min_difference=jobs.OUTLIER_CPU_SHARE)
-    return None if outlier is None else _cpu_evidence(facts, outlier, cpus[outlier], others=median(cpus.values()))
+    return () if outlier is None else _cpu_evidence(facts, outlier, cpus[outlier], others=median(cpus.values()))
 
 
-def _cpu_shortage(facts: IncidentFacts, node: str) -> Evidence | None:
+def _cpu_shortage_evidence(facts: IncidentFacts, node: str) -> tuple[Evidence, ...]:
     """Evidence that a node has no free CPUs while the other nodes of the job have."""
     cpus = _cpu_shares(facts)
-    if not jobs.is_short_of_cpu(node, cpus):
-        return None
-    others = median(share for name, share in cpus.items() if name != node)
-    return _cpu_evidence(facts, node, cpus[node], others=others)
+    others = [share for name, share in cpus.items() if name != node]
+    return _cpu_evidence(facts, node, cpus[node], others=median(others)) if jobs.is_short_of_cpu(node, cpus) else ()
 
 
-def _cpu_evidence(facts: IncidentFacts, node: str, share: float, *, others: float) -> Evidence:
+def _cpu_evidence(facts: IncidentFacts, node: str, share: float, *, others: float) -> tuple[Evidence, ...]:
     is_load = any(labels.get("Hostname") for labels, _ in facts.context.rows(CPU_SHARE))
     source = "watchkeeper_host_load" if is_load else "node_cpu_seconds_total"
     text = f"{node} keeps {share:.0%} of its CPUs busy, the other nodes {others:.0%}"
-    return Evidence(source, text, at=facts.at, place=Place(facts.place.cluster, node=node))
+    return (Evidence(source, text, at=facts.at, place=Place(facts.place.cluster, node=node)),)
 
 
 def _cpu_shares(facts: IncidentFacts) -> dict[str, float]:
@@ -186,25 +177,26 @@ def straggler(facts: IncidentFacts) -> Finding | None:
     text = f"rank {worst} computes {seconds.get(worst, 0.0):.3g} s per step, {middle}"
     gpu = gpu_of_rank(facts, int(worst))
     node = gpu.node or "" if gpu is not None else ""
-    cpu = _cpu_shortage(facts, node)
-    comparison = (
-        DiagnosisStep("Compare clocks and temperature of its GPU with the other GPUs", "nvidia-smi -q -d PERFORMANCE")
-        if cpu is None
-        else DiagnosisStep(f"List the processes that use the CPUs of {node}", jobs.TOP_CPU_COMMAND)
-    )
+    cpu = _cpu_shortage_evidence(facts, node)
+    do, command = "Compare clocks and temperature of its GPU with the other GPUs", "nvidia-smi -q -d PERFORMANCE"
+    if cpu:
+        do, command = f"List the processes that use the CPUs of {node}", jobs.TOP_CPU_COMMAND
     return make_finding(
         facts,
         "nccl_timeout_straggler",
         confidence=0.92,
         evidence=(
             _evidence(facts, COMPUTE, text),
-            *(() if cpu is None else (cpu,)),
+            *cpu,
             *_gpu_evidence(facts, gpu),
             *_member_evidence(facts),
         ),
         why=f"Late at every collective: {_ranks_text(late)}{', short of CPU' if cpu else ''}. All other ranks wait.",
-        steps=(DiagnosisStep(f"Check rank {worst}" + (f" on {facts.names(gpu)}" if gpu else "")), comparison),
-        ruled_out=without_none(
+        steps=(
+            DiagnosisStep(f"Check rank {worst}" + (f" on {facts.names(gpu)}" if gpu else "")),
+            DiagnosisStep(do, command),
+        ),
+        ruled_out=(
             _rule_out_starvation(facts),
             RuledOut("ib_link_degraded", f"{len(seconds) - len(late)} ranks are not slow; a slow fabric slows all"),
         ),
@@ -215,13 +207,9 @@ def diverged(facts: IncidentFacts) -> Finding | None:
     """The loss or gradient diverged: show faults of the job's GPUs at that time, or that there were none."""
     if facts.incident.cause != "training_diverged" or facts.place.node is not None:
         return None
-    job_uuids = {labels.get("UUID", "") for labels, _ in facts.context.rows("DCGM_FI_DEV_GPU_UTIL")} - {""}
+    job_uuids = {labels.get("UUID", "") for labels, _ in facts.context.rows(UTILISATION)} - {""}
     job_events = [event for event in facts.events if event.place.gpu in job_uuids]
-    gpu_evidence = (
-        *(event_evidence(event) for event in job_events[:4]),
-        *_memory_error_evidence(facts, job_uuids),
-        *_throttle_evidence(facts, job_uuids),
-    )
+    gpu_evidence = (*map(event_evidence, job_events[:4]), *_gpu_fault_evidence(facts, job_uuids))
     is_clean = not gpu_evidence
     if is_clean and job_uuids:
         gpu_evidence = (_evidence(facts, "kernel logs and DCGM", _no_fault_text(facts, job_uuids)),)
@@ -247,7 +235,7 @@ def starved(facts: IncidentFacts) -> Finding | None:
         confidence=0.91,
         evidence=(_evidence(facts, "training_data_wait_seconds_total", text), *_member_evidence(facts)),
         steps=(DiagnosisStep("Dump the stacks of the data loader workers", "py-spy dump --pid PID"),),
-        ruled_out=without_none(_rule_out_straggler(facts), _rule_out_dead_rank(facts)),
+        ruled_out=(_rule_out_straggler(facts), _rule_out_dead_rank(facts)),
     )
 
 
@@ -258,19 +246,17 @@ def slow_gpu(facts: IncidentFacts) -> Finding | None:
     if facts.incident.family not in FAMILIES or not throttled:
         return None
     labels, value = throttled[0]
-    place = _place(facts, labels)
-    is_braked = bool(int(value) & clock_reasons.POWER_BRAKE)
-    count = f"{len(throttled)} of the job's GPUs are throttled"
-    text = f"{facts.names(place)}: clocks event reasons 0x{int(value):x}; {count}"
-    cause = "power_brake" if is_braked else "thermal_throttle" if len(throttled) == 1 else "cooling_failure"
-    node = Place(place.cluster, node=place.node)
+    place, bits = _place(facts, labels), int(value)
+    text = f"{facts.names(place)}: clocks event reasons 0x{bits:x}; {len(throttled)} of the job's GPUs are throttled"
+    cause = "thermal_throttle" if len(throttled) == 1 else "cooling_failure"
+    cause = "power_brake" if bits & clock_reasons.POWER_BRAKE else cause
     return make_finding(
         facts,
         cause,
-        place=place if cause == "thermal_throttle" else node,
+        place=place if cause == "thermal_throttle" else place.whole_node,
         confidence=0.8,
         evidence=(_evidence(facts, gpu_errors.CLOCK_REASONS, text), *_member_evidence(facts)),
-        ruled_out=without_none(_rule_out_starvation(facts)),
+        ruled_out=(_rule_out_starvation(facts),),
     )
 
 
@@ -279,7 +265,7 @@ def broken_gpu(facts: IncidentFacts) -> Finding | None:
     faults = [event for event in facts.events if is_hardware_fault(event)]
     if facts.incident.family not in FAMILIES or facts.place.node is not None or not faults:
         return None
-    job_uuids = {labels.get("UUID") for labels, _ in facts.context.rows("DCGM_FI_DEV_GPU_UTIL")}
+    job_uuids = {labels.get("UUID") for labels, _ in facts.context.rows(UTILISATION)}
     first = min(faults, key=lambda event: event.at)
     is_held = first.place.gpu in job_uuids
     return make_finding(
@@ -287,9 +273,9 @@ def broken_gpu(facts: IncidentFacts) -> Finding | None:
         cause_of(first) or "unknown",
         place=first.place,
         confidence=0.95 if is_held else 0.75,
-        evidence=(*(event_evidence(event) for event in faults[:4]), *_member_evidence(facts)),
+        evidence=(*map(event_evidence, faults[:4]), *_member_evidence(facts)),
         why=f"{facts.names(first.place)}, {'held by the job' if is_held else 'on a node of the job'}, failed first.",
-        ruled_out=without_none(_rule_out_starvation(facts)),
+        ruled_out=(_rule_out_starvation(facts),),
     )
 
 
@@ -308,7 +294,7 @@ def slow_fabric(facts: IncidentFacts) -> Finding | None:
         place=Place(facts.place.cluster, node=node) if node else facts.place,
         confidence=0.84,
         evidence=(_evidence(facts, "node_infiniband_symbol_error_total", text), *_member_evidence(facts)),
-        ruled_out=without_none(_rule_out_straggler(facts), _rule_out_starvation(facts), _rule_out_dead_rank(facts)),
+        ruled_out=(_rule_out_straggler(facts), _rule_out_starvation(facts), _rule_out_dead_rank(facts)),
     )
 
 
@@ -344,15 +330,13 @@ def gpu_of_rank(facts: IncidentFacts, rank: int) -> Place | None:
     placed = [labels for labels, _ in facts.context.rows(RANK_PLACES, rank=str(rank)) if labels.get("Hostname")]
     if placed:
         return _place(facts, placed[-1])
-    rows = {labels.get("UUID", ""): labels for labels, _ in facts.context.rows("DCGM_FI_DEV_GPU_UTIL")}
+    rows = {labels.get("UUID", ""): labels for labels, _ in facts.context.rows(UTILISATION)}
     world = facts.context.max_value(WORLD)
     if world is None or len(rows) != round(world):
         return None
 
-    def sort_key(labels: Labels) -> tuple[int, str, str, int]:
-        return jobs.rank_sort_key(labels.get("pod", ""), labels.get("Hostname", ""), labels.get("gpu", ""))
-
-    ordered = sorted(rows.values(), key=sort_key)
+    keys = ("pod", "Hostname", "gpu")
+    ordered = sorted(rows.values(), key=lambda labels: jobs.rank_sort_key(*(labels.get(key, "") for key in keys)))
     return _place(facts, ordered[rank]) if rank < len(ordered) else None
 
 
@@ -369,25 +353,22 @@ def _no_fault_text(facts: IncidentFacts, job_uuids: set[str]) -> str:
     return f"none of the {len(job_uuids)} GPUs had {faults} within {context.window_minutes} min{unknown}"
 
 
-def _memory_error_evidence(facts: IncidentFacts, job_uuids: set[str]) -> tuple[Evidence, ...]:
-    evidence = []
+def _gpu_fault_evidence(facts: IncidentFacts, job_uuids: set[str]) -> tuple[Evidence, ...]:
+    """Evidence of memory errors and of throttling of the job's GPUs."""
+    errors: list[Evidence] = []
     for labels, count in facts.context.rows(MEMORY_ERRORS):
         if labels.get("UUID", "") in job_uuids and count > 0:
             place, field = _place(facts, labels), labels.get("field", "")
             _, error_name = gpu_errors.MEMORY_ERRORS[field]
             text = f"{facts.names(place)}: {count:.0f} {error_name} within {facts.context.window_minutes} min"
-            evidence.append(Evidence(field, text, at=facts.at, place=place))
-    return tuple(evidence[:4])
-
-
-def _throttle_evidence(facts: IncidentFacts, job_uuids: set[str]) -> tuple[Evidence, ...]:
-    evidence = []
+            errors.append(Evidence(field, text, at=facts.at, place=place))
+    throttled: list[Evidence] = []
     for labels, value in facts.context.rows(CLOCK_REASONS):
         if labels.get("UUID", "") in job_uuids and gpu_errors.is_throttling(value):
             place = _place(facts, labels)
             text = f"{facts.names(place)}: throttled, clocks event reasons 0x{int(value):x}"
-            evidence.append(Evidence(gpu_errors.CLOCK_REASONS, text, at=facts.at, place=place))
-    return tuple(evidence[:4])
+            throttled.append(Evidence(gpu_errors.CLOCK_REASONS, text, at=facts.at, place=place))
+    return (*errors[:4], *throttled[:4])
 
 
 def _place(facts: IncidentFacts, labels: Labels) -> Place:
@@ -395,10 +376,10 @@ def _place(facts: IncidentFacts, labels: Labels) -> Place:
 
 
 def _gpu_evidence(facts: IncidentFacts, gpu: Place | None) -> tuple[Evidence, ...]:
-    clock = facts.context.max_value("DCGM_FI_DEV_SM_CLOCK", UUID=gpu.gpu or "") if gpu is not None else None
+    clock = facts.context.max_value(CLOCK, UUID=gpu.gpu or "") if gpu is not None else None
     if gpu is None or clock is None:
         return ()
-    return (_evidence(facts, "DCGM_FI_DEV_SM_CLOCK", f"{facts.names(gpu)}: SM clock {clock:g} MHz"),)
+    return (_evidence(facts, CLOCK, f"{facts.names(gpu)}: SM clock {clock:g} MHz"),)
 
 
 def _power_evidence(facts: IncidentFacts, uuids: set[str]) -> tuple[Evidence, ...]:

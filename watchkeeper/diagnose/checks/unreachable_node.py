@@ -18,9 +18,8 @@ def unreachable_node(facts: IncidentFacts) -> Finding | None:
     driver_cause = next((cause for cause in DRIVER_CAUSES if cause in faults), None)
     if driver_cause is not None:
         text = f"the agent of {facts.node_name} reports {driver_cause.replace('_', ' ')}"
-        return _node_finding(
-            facts, driver_cause, text, confidence=0.95, others=[cause for cause in DRIVER_CAUSES if cause not in faults]
-        )
+        others = [cause for cause in DRIVER_CAUSES if cause not in faults]
+        return _node_finding(facts, driver_cause, text, confidence=0.95, others=others)
     up = {labels.get("job", ""): value for labels, value in facts.context.rows("up")}
     if not up:
         return None

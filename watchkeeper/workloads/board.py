@@ -19,7 +19,7 @@ from watchkeeper.model import clock_reasons, jobs, workloads
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import gpu_errors
 from watchkeeper.query.engine import Engine
-from watchkeeper.workloads import efficiency, identity, job_inspection, pending_pods, ranks
+from watchkeeper.workloads import efficiency, identity, job_inspection, ranks
 from watchkeeper.workloads.identity import JobKey
 from watchkeeper.workloads.job_queries import JobQueries
 
@@ -49,7 +49,7 @@ QUERIES: Mapping[str, str] = {
         " or watchkeeper:training_rank_slow:ratio"
         " or avg_over_time(watchkeeper:job_gpu_busier:ratio[15m]) > 0.1"
     ),
-    "pending": pending_pods.QUERY,
+    "pending": identity.PENDING_PODS_QUERY,
     "alerts": 'ALERTS{alertstate="firing",job_name!=""}',
 }  # fmt: skip
 # The jobs of the few GPUs that are throttled.
@@ -112,9 +112,8 @@ class JobBoard:
     suspects: frozenset[JobKey] = frozenset()
 
     def find_line(self, key: JobKey) -> jobs.JobLine:
-        return next(
-            line for line in self.lines if (line.cluster, line.kind, line.id) == (key.cluster, key.kind, key.id)
-        )
+        identity_of_key = (key.cluster, key.kind, key.id)
+        return next(line for line in self.lines if (line.cluster, line.kind, line.id) == identity_of_key)
 
 
 def make_board(engine: Engine, now: datetime, inputs: BoardInputs) -> JobBoard:
@@ -186,7 +185,7 @@ class _BoardBuilder:
         for labels, value in rows["usage"].items():
             self._uses.setdefault(identity.job_from_labels(labels), {})[labels.get("of", "")] = value
         self._parts: dict[JobKey, list[workloads.ScheduledWorkload]] = {}
-        for part in [*inputs.scheduled, *pending_pods.read_pending_pods(rows["pending"], inputs.scheduled)]:
+        for part in [*inputs.scheduled, *identity.read_pending_pods(rows["pending"], inputs.scheduled)]:
             if part.state is not workloads.WorkloadState.ENDED and part.gpus:
                 self._parts.setdefault(identity.job_from_workload(part), []).append(part)
         self._by_training = {name: _map_by_training(rows[name]) for name in TRAINING_QUERIES}
@@ -213,9 +212,8 @@ class _BoardBuilder:
         unassigned = {*self._by_training["world_sizes"], *self._last_step_ages} - assigned
         training_names |= {JobKey(cluster, jobs.JobKind.PLAIN, "", name): name for cluster, name in unassigned}
         lines = {key: self._build_line(key, training) for key, training in training_names.items()}
-        suspects = frozenset(
-            key for key, line in lines.items() if self._is_suspect(line, (key.cluster, training_names[key] or key.name))
-        )
+        training_keys = {key: (key.cluster, name or key.name) for key, name in training_names.items()}
+        suspects = frozenset(key for key, line in lines.items() if self._is_suspect(line, training_keys[key]))
         ordered = tuple(sorted(lines.values(), key=_severity_key))
         return JobBoard(ordered, training_names, problems, self._facts, self._parts, suspects)
 
@@ -294,37 +292,25 @@ class _BoardBuilder:
         if training_key not in self._slow_ranks or text is None:
             return None
         labels, score = self._slow_ranks[training_key]
-        return jobs.Straggler(
-            identity.read_rank(labels),
-            labels.get("Hostname", ""),
-            labels.get("gpu", ""),
-            labels.get("UUID", ""),
-            score,
-            text.format(score),
-        )
+        node, gpu, uuid = (labels.get(name, "") for name in ("Hostname", "gpu", "UUID"))
+        return jobs.Straggler(identity.read_rank(labels), node, gpu, uuid, score, text.format(score))
 
     def _count_nodes(
         self, key: JobKey, training_key: TrainingKey, running: Sequence[workloads.ScheduledWorkload]
     ) -> int:
-        node_count = self._node_counts.get(key)
-        if node_count is None:
-            node_count = self._value("training_nodes", training_key)
+        node_count = self._node_counts.get(key, self._value("training_nodes", training_key))
         return round(node_count) if node_count is not None else len({node for part in running for node in part.nodes})
 
     def _value(self, name: str, training_key: TrainingKey) -> float | None:
         return self._by_training[name].get(training_key)
 
-    def _cost(self, rows: Iterable[tuple[Labels, float]], gpu_hours: float | None) -> jobs.Money | None:
-        price_book = self._inputs.price_book
-        gpu_rows = list(rows)
-        gpus = sum(value for _, value in gpu_rows)
+    def _cost(self, rows: Sequence[tuple[Labels, float]], gpu_hours: float | None) -> jobs.Money | None:
+        price_book, now = self._inputs.price_book, self._now.timestamp()
+        gpus = sum(value for _, value in rows)
         if price_book is None or gpu_hours is None or not gpus:
             return None
-        now = self._now.timestamp()
-        rates = [
-            (price_book.rate(labels.get("modelName", ""), labels.get("pool", ""), at=now), value)
-            for labels, value in gpu_rows
-        ]
+        names = [(labels.get("modelName", ""), labels.get("pool", ""), value) for labels, value in rows]
+        rates = [(price_book.rate(model, pool, at=now), value) for model, pool, value in names]
         if any(rate is None for rate, _ in rates):
             return jobs.Money(None, price_book.currency)
         hourly = sum(rate.per_gpu_hour * value for rate, value in rates if rate is not None)

@@ -85,16 +85,12 @@ def find_bottleneck(facts: JobFacts) -> BoundBy:
 def assess_efficiency(facts: JobFacts, window_seconds: float) -> Efficiency:
     bottleneck = find_bottleneck(facts)
     active, memory = facts.uses.get("active"), facts.uses.get("memory")
+    used_bytes = None if memory is None or facts.memory_bytes is None else memory * facts.memory_bytes
+    cpu_share = facts.cpus_used / facts.cpus if facts.cpus_used is not None and facts.cpus else None
     uses = (
         ResourceUse("GPU", facts.gpus, None if active is None else facts.gpus * active, "GPUs", active),
-        ResourceUse(
-            "GPU memory",
-            facts.memory_bytes,
-            None if memory is None or facts.memory_bytes is None else memory * facts.memory_bytes,
-            "bytes",
-            memory,
-        ),
-        ResourceUse("CPU", facts.cpus, facts.cpus_used, "cores", _share(facts.cpus_used, facts.cpus)),
+        ResourceUse("GPU memory", facts.memory_bytes, used_bytes, "bytes", memory),
+        ResourceUse("CPU", facts.cpus, facts.cpus_used, "cores", cpu_share),
     )
     missing = []
     if active is None:
@@ -116,21 +112,9 @@ def pending_efficiency(command: str) -> Efficiency:
     return Efficiency(0.0, (), BoundBy.UNKNOWN, "no GPU allocated yet", (fix,))
 
 
-def _share(used: float | None, total: float | None) -> float | None:
-    return used / total if used is not None and total else None
-
-
 def _explain(facts: JobFacts, bottleneck: BoundBy) -> str:
-    parts = [
-        f"{name} {facts.uses[key]:.0%}"
-        for key, name in (
-            ("active", "SMs"),
-            ("tensor", "tensor cores"),
-            ("dram", "memory"),
-            ("utilisation", "utilisation"),
-        )
-        if key in facts.uses
-    ]
+    names = {"active": "SMs", "tensor": "tensor cores", "dram": "memory", "utilisation": "utilisation"}
+    parts = [f"{name} {facts.uses[key]:.0%}" for key, name in names.items() if key in facts.uses]
     if facts.input_wait is not None:
         parts.append(f"input wait {facts.input_wait:.0%}")
     text = BOUND_TEXTS[bottleneck]
@@ -149,9 +133,8 @@ def _suggest_first_fix(facts: JobFacts, bottleneck: BoundBy) -> Fix | None:
         gpu_text = f", GPU {straggler.gpu}" if straggler.rank is not None and straggler.gpu else ""
         if straggler.is_gone:
             text = f"Read the last log lines of {jobs.straggler_name(straggler)}, and the kernel log of its node"
-            return Fix(
-                text, "errors of the other ranks are consequences", "journalctl -k --since -1h | grep -iE 'xid|oom'"
-            )
+            why = "errors of the other ranks are consequences"
+            return Fix(text, why, "journalctl -k --since -1h | grep -iE 'xid|oom'")
         if straggler.score is None:
             text = f"See which call blocks {jobs.straggler_name(straggler)}{gpu_text}"
             return Fix(text, "unblocks the job", "py-spy dump --pid PID")

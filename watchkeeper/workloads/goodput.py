@@ -16,14 +16,6 @@ from watchkeeper.model.jobs import Goodput, LostReason, LostTime
 
 # The limit before one is learned, as in packs/rules/training.yaml.
 UNKNOWN_LIMIT_SECONDS = 600.0
-ORDER = (
-    LostReason.STALL,
-    LostReason.RESTART,
-    LostReason.FAILURE,
-    LostReason.QUEUE,
-    LostReason.PAUSE,
-    LostReason.UNKNOWN,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +84,8 @@ class _TimeTally:
         reason = self.gap_reason
         if reason is None:
             is_pause = is_resumed and self.gap_seconds > self.step_seconds
-            reason = (
-                LostReason.STALL
-                if self.gap_seconds > self.limit_seconds
-                else LostReason.PAUSE
-                if is_pause
-                else LostReason.UNKNOWN
-            )
+            reason = LostReason.PAUSE if is_pause else LostReason.UNKNOWN
+            reason = LostReason.STALL if self.gap_seconds > self.limit_seconds else reason
         self.lost[reason] += self.gap_seconds
         self.gap_seconds, self.gap_reason = 0.0, next_reason
 
@@ -109,8 +96,8 @@ def account_time(points: Sequence[ProgressPoint], pace: LearnedPace, *, queue_se
     reported = [point for point in points if point.steps is not None]
     step_seconds = pace.step_seconds
     if len(reported) < 2 or step_seconds is None:
-        lost = tuple(LostTime(LostReason.QUEUE, queue_seconds) for _ in (1,) if queue_seconds)
-        return Goodput(wall, None, None, None, step_seconds, pace.longest_pause_seconds, lost)
+        queue = (LostTime(LostReason.QUEUE, queue_seconds),) if queue_seconds else ()
+        return Goodput(wall, None, None, None, step_seconds, pace.longest_pause_seconds, queue)
     tally = _TimeTally(step_seconds, pace.limit_seconds or UNKNOWN_LIMIT_SECONDS)
     previous = reported[0]
     for earlier, point in itertools.pairwise(points):
@@ -118,10 +105,8 @@ def account_time(points: Sequence[ProgressPoint], pace: LearnedPace, *, queue_se
         if point.steps is None:
             tally.add_failure(seconds, LostReason.FAILURE)
             continue
-        is_restarted = previous.steps is not None and point.steps < previous.steps
-        is_restarted = is_restarted or (point.restarts or 0) > (previous.restarts or 0)
         new_steps = point.steps - (previous.steps or 0.0)
-        if is_restarted:
+        if new_steps < 0 or (point.restarts or 0) > (previous.restarts or 0):
             tally.add_failure(seconds, LostReason.RESTART)
         elif new_steps > 0:
             tally.add_progress(seconds, new_steps)
@@ -130,6 +115,6 @@ def account_time(points: Sequence[ProgressPoint], pace: LearnedPace, *, queue_se
         previous = point
     tally.close_gap()
     tally.lost[LostReason.QUEUE] = queue_seconds or 0.0
-    lost = tuple(LostTime(reason, tally.lost[reason]) for reason in ORDER if tally.lost[reason] > 0)
+    lost = tuple(LostTime(reason, tally.lost[reason]) for reason in LostReason if tally.lost[reason] > 0)
     share = tally.productive / wall if wall > 0 else None
     return Goodput(wall, tally.productive, share, tally.steps, step_seconds, pace.longest_pause_seconds, lost)

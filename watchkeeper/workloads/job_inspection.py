@@ -55,7 +55,10 @@ def _read_ranks(
     queries: JobQueries, *, is_stuck: bool, stalled_since: datetime | None
 ) -> tuple[list[ranks.RankReading], set[str]]:
     """Return the metrics of every GPU or rank of the job, and the job's nodes."""
-    allocated, world_size = queries.allocated_gpus(), _read_world_size(queries.series("training_world_size"))
+    # 0 ranks if the job exports no number or an impossible one.
+    exported_size = max(queries.series("training_world_size").values(), default=0.0)
+    world_size = round(exported_size) if 0 <= exported_size <= MAX_WORLD_SIZE else 0
+    allocated = queries.allocated_gpus()
     # After a restart with fewer ranks, the series of the last ones are outdated.
     rank_series = {
         labels: value
@@ -64,27 +67,29 @@ def _read_ranks(
     }
     labels_by_uuid = {labels.get("UUID", ""): labels for labels in [*allocated, *rank_series] if labels.get("UUID")}
     nodes = {labels.get("Hostname", "") for labels in [*allocated, *rank_series]} - {""}
-    gpus = _read_gpus(queries, labels_by_uuid, nodes, stalled_since=stalled_since, is_stuck=is_stuck)
+    numbers_by_uuid, indexes, silent = _read_gpus(
+        queries, labels_by_uuid, nodes, stalled_since=stalled_since, is_stuck=is_stuck
+    )
     (cpus, network), links = (queries.node_activity(nodes), queries.link_bytes(nodes)) if nodes else (({}, {}), {})
     usual_watts = queries.usual_watts()
     steps = {identity.read_rank(labels): value for labels, value in queries.step_compute_seconds().items()}
     alive = {identity.read_rank(labels) for labels in queries.series("training_last_step_timestamp_seconds")}
-    rank_by_uuid = _assign_ranks(labels_by_uuid, rank_series, gpus.indexes, world_size=world_size)
+    rank_by_uuid = _assign_ranks(labels_by_uuid, rank_series, indexes, world_size=world_size)
     readings: list[ranks.RankReading] = []
     for uuid, labels in labels_by_uuid.items():
-        rank, node, numbers = rank_by_uuid.get(uuid), labels.get("Hostname", ""), gpus.numbers.get(uuid, {})
+        rank, node, numbers = rank_by_uuid.get(uuid), labels.get("Hostname", ""), numbers_by_uuid.get(uuid, {})
         readings.append(
             ranks.RankReading(
                 rank,
                 node,
-                labels.get("gpu") or gpus.indexes.get(uuid, ""),
+                labels.get("gpu") or indexes.get(uuid, ""),
                 uuid,
                 numbers.get("DCGM_FI_PROF_SM_ACTIVE"),
                 numbers.get("DCGM_FI_DEV_GPU_UTIL"),
                 numbers.get("DCGM_FI_DEV_POWER_USAGE"),
                 steps.get(rank),
                 is_missing=bool(alive) and rank is not None and rank not in alive,
-                is_silent=uuid in gpus.silent,
+                is_silent=uuid in silent,
                 limit_watts=numbers.get("DCGM_FI_DEV_ENFORCED_POWER_LIMIT"),
                 usual_watts=usual_watts,
                 link_bytes=links.get(uuid),
@@ -101,15 +106,6 @@ def _read_ranks(
     return readings, nodes
 
 
-@dataclass(frozen=True, slots=True)
-class _GpuReadings:
-    """The metrics of each GPU, its index on the node, and the GPUs that stopped reporting."""
-
-    numbers: Mapping[str, Mapping[str, float]]
-    indexes: Mapping[str, str]
-    silent: Set[str]
-
-
 def _read_gpus(
     queries: JobQueries,
     labels_by_uuid: Mapping[str, Labels],
@@ -117,7 +113,8 @@ def _read_gpus(
     *,
     stalled_since: datetime | None,
     is_stuck: bool,
-) -> _GpuReadings:
+) -> tuple[Mapping[str, Mapping[str, float]], Mapping[str, str], Set[str]]:
+    """Return the metrics of each GPU, its index on the node, and the GPUs that stopped reporting."""
     readings_by_uuid: dict[str, dict[str, float]] = {}
     indexes: dict[str, str] = {}
     for labels, value in (queries.gpu_means(nodes, is_stuck=is_stuck) if nodes else {}).items():
@@ -128,13 +125,7 @@ def _read_gpus(
     has_gaps = is_stuck and nodes and len(readings_by_uuid) < len(labels_by_uuid)
     earlier = queries.gpus_before_stall(nodes, stalled_since) if has_gaps else {}
     silent = {labels.get("UUID", "") for labels in earlier} - readings_by_uuid.keys()
-    return _GpuReadings(readings_by_uuid, indexes, silent)
-
-
-def _read_world_size(rows: Rows) -> int:
-    """Return the number of ranks that the job exports; 0 if it exports none or an impossible number."""
-    world_size = max(rows.values(), default=0.0)
-    return round(world_size) if 0 <= world_size <= MAX_WORLD_SIZE else 0
+    return readings_by_uuid, indexes, silent
 
 
 def _assign_ranks(

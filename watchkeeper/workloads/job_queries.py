@@ -59,13 +59,11 @@ class JobQueries:
         Five minutes average over single steps; for a stuck job they would include the work before it.
         """
         matchers, minutes = self._node_matchers(nodes), 1 if is_stuck else 5
-        means = (
-            f"((avg_over_time({field}{{{matchers}}}[{minutes}m]) and {field}{{{matchers}}}) or {field}{{{matchers}}})"
-            for field in FIELDS
-        )
-        labelled = (
-            f'label_replace({mean}, "field", "{field}", "", "")' for mean, field in zip(means, FIELDS, strict=True)
-        )
+        labelled = []
+        for field in FIELDS:
+            now = f"{field}{{{matchers}}}"
+            mean = f"((avg_over_time({now}[{minutes}m]) and {now}) or {now})"
+            labelled.append(f'label_replace({mean}, "field", "{field}", "", "")')
         return self._query(" or ".join(labelled))
 
     def gpus_before_stall(self, nodes: Iterable[str], stalled_since: datetime | None) -> Rows:
@@ -125,10 +123,8 @@ class JobQueries:
     def gpu_faults(self, nodes: Iterable[str], at: datetime) -> Rows:
         """Return the growth of memory errors and the worst throttle reason around a time; `field` has the metric."""
         matchers = self._node_matchers(nodes)
-        errors, reasons = (
-            gpu_errors.memory_errors_query(matchers, minutes=15),
-            gpu_errors.clock_reasons_query(matchers, minutes=12),
-        )
+        errors = gpu_errors.memory_errors_query(matchers, minutes=15)
+        reasons = gpu_errors.clock_reasons_query(matchers, minutes=12)
         expr = f'{errors} or label_replace({reasons}, "field", "{gpu_errors.CLOCK_REASONS}", "", "")'
         return self._query(expr, at_ms=min(self._at_ms, round(at.timestamp() * 1000) + 120_000))
 

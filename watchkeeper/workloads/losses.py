@@ -34,12 +34,8 @@ Points = Sequence[tuple[float, float]]
 
 def find_anomalies(loss: Points, grad_norm: Points) -> list[LossAnomaly]:
     """Return when the loss or gradient norm became NaN or infinite, and when the gradient norm spiked."""
-    anomalies = [
-        *_find_not_finite(loss, "loss"),
-        *_find_not_finite(grad_norm, "gradient norm"),
-        *_find_spikes(grad_norm),
-    ]
-    return sorted(anomalies, key=lambda anomaly: anomaly.at)
+    not_finite = (*_find_not_finite(loss, "loss"), *_find_not_finite(grad_norm, "gradient norm"))
+    return sorted((*not_finite, *_find_spikes(grad_norm)), key=lambda anomaly: anomaly.at)
 
 
 def merge_anomalies(reported: Iterable[LossAnomaly], detected: Iterable[LossAnomaly]) -> list[LossAnomaly]:

@@ -78,11 +78,14 @@ def compare_ranks(
         return tuple(compared), _add_cpu_reason(culprit, readings)
     has_steps = any(reading.step_seconds is not None for reading in readings)
     scores, text = _score_by_steps(readings) if has_steps else _score_by_gpus(readings)
-    ranked = [_apply_score(rank, scores.get(at)) for at, rank in enumerate(compared)]
-    slow = [rank for rank in ranked if rank.state is RankState.SLOW]
+    ranked = [replace(rank, score=scores.get(at)) for at, rank in enumerate(compared)]
+    slow = [rank for rank in ranked if rank.score is not None and rank.score > SLOW_SHARE]
     # If more than a quarter is slow, it is a part of the model, such as a pipeline stage.
-    if not slow or len(slow) > max(1, len(ranked) // 4):
-        return tuple(replace(rank, state=RankState.WORKS) if rank in slow else rank for rank in ranked), None
+    is_part = len(slow) > max(1, len(ranked) // 4)
+    state = RankState.WORKS if is_part else RankState.SLOW
+    ranked = [replace(rank, state=state) if rank in slow else rank for rank in ranked]
+    if not slow or is_part:
+        return tuple(ranked), None
     slowest = max(slow, key=lambda rank: rank.score or 0.0)
     straggler = _make_straggler(slowest, slowest.score or 0.0, text.format(slowest.score or 0.0))
     return tuple(ranked), _add_cpu_reason(straggler, readings)
@@ -99,18 +102,9 @@ def group_state(compared: Sequence[Rank]) -> str:
 
 def _make_rank(reading: RankReading) -> Rank:
     return Rank(
-        reading.rank,
-        reading.node,
-        reading.gpu,
-        reading.uuid,
-        reading.sm_active,
-        reading.utilisation_percent,
-        reading.power_watts,
-        reading.step_seconds,
-        None,
-        reading.state,
-        reading.link_bytes,
-    )
+        reading.rank, reading.node, reading.gpu, reading.uuid, reading.sm_active, reading.utilisation_percent,
+        reading.power_watts, reading.step_seconds, None, reading.state, reading.link_bytes,
+    )  # fmt: skip
 
 
 def _find_missing(readings: Sequence[RankReading]) -> Straggler | None:
@@ -157,11 +151,11 @@ def _find_outlier_node(readings: Sequence[RankReading]) -> Straggler | None:
         why = f"keeps {cpus[outlier]:.0%} of its CPUs busy, the others {median(cpus.values()):.0%}"
         return Straggler(None, outlier, "", "", None, why)
     outlier = jobs.find_outlier_node(sent, min_difference=jobs.OUTLIER_LINK_BYTES) if len(sent) == len(nodes) else None
-    if outlier is not None:
-        typical = median(sent.values()) / 1e6
-        why = f"sends {sent[outlier] / 1e6:.0f} MB/s over InfiniBand, the others {typical:.0f} MB/s"
-        return Straggler(None, outlier, "", "", None, why)
-    return None
+    if outlier is None:
+        return None
+    typical = median(sent.values()) / 1e6
+    why = f"sends {sent[outlier] / 1e6:.0f} MB/s over InfiniBand, the others {typical:.0f} MB/s"
+    return Straggler(None, outlier, "", "", None, why)
 
 
 def _cpu_shares(readings: Sequence[RankReading]) -> dict[str, float]:
@@ -210,11 +204,6 @@ def _score_above_median(values_by_index: Mapping[int, float]) -> dict[int, float
     limit = max(SLOW_SHARE, SCATTER_FACTOR * scatter / typical)
     scores = {at: value / typical - 1 for at, value in values_by_index.items()}
     return {at: score if score > limit else min(score, SLOW_SHARE) for at, score in scores.items()}
-
-
-def _apply_score(rank: Rank, score: float | None) -> Rank:
-    is_slow = score is not None and score > SLOW_SHARE
-    return replace(rank, score=score, state=RankState.SLOW if is_slow else rank.state)
 
 
 def _make_straggler(rank: Rank, score: float | None, why: str) -> Straggler:

@@ -61,20 +61,24 @@ def make_report(engine: Engine, now: datetime, inputs: JobReportInputs) -> jobs.
     line, facts = inputs.line, inputs.facts
     if inputs.is_suspect:
         line, facts = job_inspection.refine_line(line, facts, inspection)
-    command = _explain_command(inputs) if line.state is jobs.JobState.PENDING else None
     since = window_start(inputs.line, inputs.first_seen, now)
-    facts = _add_capacity(queries, facts, nodes, {reading.uuid for reading in readings}) if nodes else facts
-    hardware = _collect_hardware_events(
-        inputs, nodes=nodes, rank_by_uuid={reading.uuid: reading.rank for reading in readings}
-    )
+    rank_by_uuid = {reading.uuid: reading.rank for reading in readings}
+    if nodes:
+        # The list does not read the memory of the job's GPUs and the CPUs of its nodes.
+        memory = [value for labels, value in queries.gpu_memory(nodes).items() if labels.get("UUID") in rank_by_uuid]
+        cpus, busy = queries.cpu_cores(nodes)
+        memory_bytes = sum(memory) * 1024 * 1024 if memory else None
+        facts = replace(facts, memory_bytes=memory_bytes, cpus=cpus, cpus_used=busy)
+    why, use = _explain(line, inspection), efficiency.assess_efficiency(facts, HOUR_SECONDS)
+    if line.state is jobs.JobState.PENDING:
+        why, use = _explain_pending(inputs)
+    hardware = _collect_hardware_events(inputs, nodes=nodes, rank_by_uuid=rank_by_uuid)
     loss_events, missing = _collect_loss_events(queries, inputs, since, readings=readings, hardware=hardware)
     run_urls = (_safe_url(labels.get("run_url", "")) for labels in queries.series("training_run_info"))
     return jobs.JobReport(
         line,
-        _explain(line, inspection) if command is None else _explain_pending(inputs),
-        efficiency.assess_efficiency(facts, HOUR_SECONDS)
-        if command is None
-        else efficiency.pending_efficiency(command),
+        why,
+        use,
         _account_goodput(queries, inputs, since, now),
         tuple(ordered[:MAX_RANKS]),
         max(0, len(compared) - MAX_RANKS),
@@ -103,16 +107,15 @@ def _explain(line: jobs.JobLine, inspection: job_inspection.JobInspection) -> st
     return f"ranks: {counts}" if counts else "no samples of its GPUs or ranks"
 
 
-def _explain_pending(inputs: JobReportInputs) -> str:
+def _explain_pending(inputs: JobReportInputs) -> tuple[str, jobs.Efficiency]:
+    """Return the reason, and the command that explains it."""
     reasons = {part.reason for part in inputs.parts} - {""}
     subject = "waits" if len(inputs.parts) == 1 else f"its {len(inputs.parts)} parts wait"
     gpus = "a GPU" if inputs.line.gpus == 1 else f"{inputs.line.gpus} GPUs"
-    return f"{subject} for {gpus}: {', '.join(sorted(reasons)) or 'no reason reported'}"
-
-
-def _explain_command(inputs: JobReportInputs) -> str:
     first = min((part.workload for part in inputs.parts), key=str)
-    return f"watchkeeper explain pod {first}" if first.namespace else f"scontrol show job {first.name}"
+    command = f"watchkeeper explain pod {first}" if first.namespace else f"scontrol show job {first.name}"
+    why = f"{subject} for {gpus}: {', '.join(sorted(reasons)) or 'no reason reported'}"
+    return why, efficiency.pending_efficiency(command)
 
 
 def window_start(line: jobs.JobLine, first_seen: float | None, now: datetime) -> datetime:
@@ -121,15 +124,6 @@ def window_start(line: jobs.JobLine, first_seen: float | None, now: datetime) ->
     if started_at is None and first_seen is not None:
         started_at = datetime.fromtimestamp(first_seen, UTC)
     return max(started_at, now - MAX_WINDOW) if started_at is not None else now - timedelta(hours=1)
-
-
-def _add_capacity(
-    queries: JobQueries, facts: efficiency.JobFacts, nodes: set[str], gpu_uuids: set[str]
-) -> efficiency.JobFacts:
-    """Add the memory of the job's GPUs and the CPUs of its nodes, which the list does not read."""
-    memory = [value for labels, value in queries.gpu_memory(nodes).items() if labels.get("UUID") in gpu_uuids]
-    cpus, busy = queries.cpu_cores(nodes)
-    return replace(facts, memory_bytes=sum(memory) * 1024 * 1024 if memory else None, cpus=cpus, cpus_used=busy)
 
 
 def _account_goodput(queries: JobQueries, inputs: JobReportInputs, since: datetime, now: datetime) -> jobs.Goodput:
@@ -178,15 +172,6 @@ def _collect_hardware_events(
     ]
 
 
-def _read_reported_anomalies(rows: Rows) -> list[losses.LossAnomaly]:
-    """Return the anomalies that watchkeeper.instrument exports: the last time of each kind."""
-    return [
-        losses.LossAnomaly(at, labels.get("kind", "event").replace("_", " "))
-        for labels, value in rows.items()
-        if value > 0 and (at := clock.from_unix_seconds(value)) is not None
-    ]
-
-
 def _collect_loss_events(
     queries: JobQueries,
     inputs: JobReportInputs,
@@ -196,12 +181,14 @@ def _collect_loss_events(
     hardware: Sequence[jobs.HardwareEvent],
 ) -> tuple[tuple[jobs.LossEvent, ...], list[str]]:
     """Return anomalies of loss and gradients with the hardware events around them, and the missing data."""
-    anomalies = losses.merge_anomalies(
-        _read_reported_anomalies(queries.series("training_event_timestamp_seconds")),
-        losses.find_anomalies(
-            queries.values_over("training_loss", since), queries.values_over("training_grad_norm", since)
-        ),
-    )
+    # watchkeeper.instrument exports the last time of each kind.
+    reported = [
+        losses.LossAnomaly(at, labels.get("kind", "event").replace("_", " "))
+        for labels, value in queries.series("training_event_timestamp_seconds").items()
+        if value > 0 and (at := clock.from_unix_seconds(value)) is not None
+    ]
+    loss, grad_norm = (queries.values_over(name, since) for name in ("training_loss", "training_grad_norm"))
+    anomalies = losses.merge_anomalies(reported, losses.find_anomalies(loss, grad_norm))
     readings_by_uuid = {reading.uuid: reading for reading in readings if reading.uuid}
     nodes = {reading.node for reading in readings_by_uuid.values()} - {""}
     rank_events = [event for event in hardware if event.rank is not None]
@@ -210,13 +197,10 @@ def _collect_loss_events(
         rows = queries.gpu_faults(nodes, anomaly.at) if nodes else {}
         own_rows = {labels: value for labels, value in rows.items() if labels.get("UUID", "") in readings_by_uuid}
         exported_fields |= {labels.get("field", "") for labels in own_rows}
-        loss_events.append(
-            losses.add_hardware_events(
-                anomaly,
-                rank_events,
-                _build_counter_events(own_rows, anomaly.at, readings_by_uuid, format_place=inputs.format_place),
-            )
+        events_of_counters = _build_counter_events(
+            own_rows, anomaly.at, readings_by_uuid, format_place=inputs.format_place
         )
+        loss_events.append(losses.add_hardware_events(anomaly, rank_events, events_of_counters))
     missing = [what for field, what in MISSING_TEXTS.items() if loss_events and field not in exported_fields]
     return tuple(loss_events), missing
 
@@ -235,13 +219,11 @@ def _build_counter_events(
         place = format_place(fleet.Place(labels.get("cluster", ""), node=reading.node, gpu=reading.uuid))
         if field in gpu_errors.MEMORY_ERRORS and value > 0:
             cause, what = gpu_errors.MEMORY_ERRORS[field]
-            counter_events.append(
-                jobs.HardwareEvent(at, place, "ecc", "", cause, f"{value:.0f} {what} within 15 min", reading.rank)
-            )
+            text = f"{value:.0f} {what} within 15 min"
+            counter_events.append(jobs.HardwareEvent(at, place, "ecc", "", cause, text, reading.rank))
         elif field == gpu_errors.CLOCK_REASONS and gpu_errors.is_throttling(value):
             cause = "power_brake" if int(value) & clock_reasons.POWER_BRAKE else "thermal_throttle"
-            text = f"throttled, clocks event reasons 0x{int(value):x}"
-            counter_events.append(
-                jobs.HardwareEvent(at, place, "throttle", f"0x{int(value):x}", cause, text, reading.rank)
-            )
+            bits = f"0x{int(value):x}"
+            text = f"throttled, clocks event reasons {bits}"
+            counter_events.append(jobs.HardwareEvent(at, place, "throttle", bits, cause, text, reading.rank))
     return counter_events

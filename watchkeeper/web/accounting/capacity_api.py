@@ -34,7 +34,7 @@ from watchkeeper.web import report_shapes, shapes
 from watchkeeper.web.accounting import workload_use
 from watchkeeper.web.endpoint import QueryParam, get, ok_response
 from watchkeeper.web.fleet import holders
-from watchkeeper.workloads import pending_pods
+from watchkeeper.workloads import identity
 
 # Window, step and inner step. Twelve weeks contain every seasonality that is modelled. Steps of five minutes replace
 # hours while a hub is younger than two days.
@@ -237,13 +237,13 @@ class CapacityApi:
     async def _load_requests(self, cluster_name: str | None) -> list[fleet_capacity.WaitingRequest]:
         """The requests for GPUs of schedulers, and the pending pods of kube-state-metrics."""
         try:
-            pending = (await self._queries.instant(pending_pods.QUERY, self._now_ms())).latest()
+            pending = (await self._queries.instant(identity.PENDING_PODS_QUERY, self._now_ms())).latest()
         except QueryError as error:
             raise HTTPException(400, str(error)) from error
         scheduled = [work for view in self._views() for work in view.workloads]
         return [
             fleet_capacity.WaitingRequest(work.gpus, work.requested_at, work.started_at)
-            for work in [*scheduled, *pending_pods.read_pending_pods(pending, scheduled)]
+            for work in [*scheduled, *identity.read_pending_pods(pending, scheduled)]
             if work.gpus
             and (cluster_name is None or work.cluster == cluster_name)
             and (

@@ -28,7 +28,7 @@ from watchkeeper.model.fleet import Place
 from watchkeeper.model.labels import Labels
 from watchkeeper.web.endpoint import get
 from watchkeeper.web.fleet import jobs_api
-from watchkeeper.workloads import pending_pods
+from watchkeeper.workloads import identity
 
 MAX_INCIDENTS = 1000
 MAX_NAME_CHARACTERS = 300
@@ -204,7 +204,7 @@ class ExplainApi:
 
     def _pending_workloads(self, scheduled: list[workloads.ScheduledWorkload]) -> list[workloads.ScheduledWorkload]:
         with contextlib.suppress(WatchkeeperError):
-            return pending_pods.read_pending_pods(self._query(pending_pods.QUERY), scheduled)
+            return identity.read_pending_pods(self._query(identity.PENDING_PODS_QUERY), scheduled)
         return []
 
     def _query(self, expr: str) -> Mapping[Labels, float]:

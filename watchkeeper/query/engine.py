@@ -74,11 +74,6 @@ class Frame:
     present: Mask
     histograms: Cells | None = None
 
-    def __post_init__(self) -> None:
-        shape = (len(self.labels), len(self.times_ms))
-        if self.values.shape != shape or self.present.shape != shape:
-            raise ValueError(f"frame of {shape} has values {self.values.shape} and present {self.present.shape}")
-
     def rows(self) -> Iterator[tuple[Labels, Millis, Floats]]:
         for row, labels in enumerate(self.labels):
             mask = self.present[row]

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from watchkeeper.model.histograms import CUSTOM, HIGHEST_SCHEMA, LOWEST_SCHEMA, Bucket, Buckets, Histogram
+from watchkeeper.model.histograms import CUSTOM, HIGHEST_SCHEMA, LOWEST_SCHEMA, Bucket, Histogram
 
 # The bounds that a bucket includes: upper, lower, none, both.
 UPPER, LOWER, NONE, BOTH = range(4)
@@ -38,30 +38,29 @@ def read(plain: Mapping[str, Any]) -> Histogram:
         (int(rule), Bucket(float(low), float(high), float(count)))
         for rule, low, high, count in plain.get("buckets") or ()
     ]
-    zero = next((bucket for rule, bucket in buckets if rule == BOTH and bucket.lower == -bucket.upper), None)
+    zero_buckets = (bucket for rule, bucket in buckets if rule == BOTH and bucket.lower == -bucket.upper)
+    zero = next(zero_buckets, Bucket(0.0, 0.0, 0.0))
     others = [(rule, bucket) for rule, bucket in buckets if bucket is not zero]
     count, total = float(plain["count"]), float(plain["sum"])
-    schema = _find_schema(others, zero.upper if zero else 0.0)
+    schema = _find_schema(others, zero.upper)
     if schema is None:
         finite_bounds = {edge for _, bucket in others for edge in (bucket.lower, bucket.upper) if math.isfinite(edge)}
         bounds = tuple(sorted(finite_bounds))
         index_by_bound = {bound: index for index, bound in enumerate(bounds)} | {math.inf: len(bounds)}
         positive = tuple(sorted((index_by_bound[bucket.upper], bucket.population) for _, bucket in others))
         return Histogram(schema=CUSTOM, count=count, sum=total, positive=positive, bounds=bounds)
-    sides: dict[bool, Buckets] = {
-        is_negative: tuple(sorted((_index(bucket, schema), bucket.population) for _, bucket in chosen))
-        for is_negative, chosen in (
-            (sign, [ruled for ruled in others if (ruled[1].upper <= 0) is sign]) for sign in (True, False)
-        )
-    }
+    sides = ([bucket for _, bucket in others if (bucket.upper <= 0) is is_negative] for is_negative in (False, True))
+    positive, negative = (
+        tuple(sorted((_index(bucket, schema), bucket.population) for bucket in side)) for side in sides
+    )
     return Histogram(
         schema=schema,
         count=count,
         sum=total,
-        zero_threshold=zero.upper if zero else 0.0,
-        zero_count=zero.population if zero else 0.0,
-        positive=sides[False],
-        negative=sides[True],
+        zero_threshold=zero.upper,
+        zero_count=zero.population,
+        positive=positive,
+        negative=negative,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 from watchkeeper.errors import quote
 from watchkeeper.model.histograms import CUSTOM, Buckets, Histogram, ResetHint, subtract_histograms, sum_histograms
@@ -50,8 +51,8 @@ def read(text: str) -> Histogram:
             raise ValueError(f"`{quote(text[position:].strip())}` is not a field of a histogram")
         items[match["key"]] = match["word"] if match["list"] is None else match["list"]
         position = match.end()
-    numbers = {name: float(items.get(key, "0")) for key, name in NUMBERS.items()}
-    sides = {
+    numbers: dict[str, Any] = {name: float(items.get(key, "0")) for key, name in NUMBERS.items()}
+    sides: dict[str, Any] = {
         name: tuple(enumerate(map(float, items.get(key, "").split()), start=int(items.get(offset, "0"))))
         for key, (name, offset) in SIDES.items()
     }
@@ -62,12 +63,8 @@ def read(text: str) -> Histogram:
         schema=int(items.get("schema", "0")),
         bounds=tuple(map(float, items.get("custom_values", "").split())),
         hint=ResetHint[hint],
-        count=numbers["count"],
-        sum=numbers["sum"],
-        zero_count=numbers["zero_count"],
-        zero_threshold=numbers["zero_threshold"],
-        positive=sides["positive"],
-        negative=sides["negative"],
+        **numbers,
+        **sides,
     )
 
 

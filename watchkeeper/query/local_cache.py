@@ -33,8 +33,6 @@ NO_REMOTE_ID = -1
 
 
 class LocalCacheEngine(PrometheusEngine):
-    """A remote engine that also caches the samples it sends."""
-
     def __init__(self, access: settings.QuerySettings) -> None:
         super().__init__(access)
         self.cache_ms = durations.parse_ms(access.memory)

@@ -21,7 +21,7 @@ from watchkeeper.store.blocks.block import Block, ChunkCache
 from watchkeeper.store.blocks.block_writer import SUFFIX
 from watchkeeper.store.corruption import Corruption
 from watchkeeper.store.index import Patterns
-from watchkeeper.store.journal import chain, journal_file
+from watchkeeper.store.journal import chain
 from watchkeeper.store.journal import connection as journal_connection
 from watchkeeper.store.journal.journal import Journal
 from watchkeeper.store.wal import wal, wal_records
@@ -141,7 +141,7 @@ def _unreadable_folders(samples: Path) -> Iterator[Corruption]:
 
 def _journal_corruptions(path: Path) -> Iterator[Corruption]:
     try:
-        opened = sqlite3.connect(f"file:{path}?mode=ro", uri=True, factory=journal_file.FileConnection)
+        opened = sqlite3.connect(f"file:{path}?mode=ro", uri=True, factory=journal_connection.FileConnection)
         with closing(opened) as connection, connection.snapshot():
             invalid_seq = chain.first_invalid_entry(connection)
     except sqlite3.Error as error:

@@ -64,7 +64,6 @@ class StoreSettings:
 
     @classmethod
     def from_settings(cls, query: settings.QuerySettings) -> StoreSettings:
-        """The limits of the settings section [query]."""
         max_mebibytes = query.max_disk_mebibytes
         return cls(
             retention_ms=durations.parse_ms(query.retention),
@@ -88,8 +87,6 @@ class _BlockList:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """The size of a store, and how many samples or files were lost."""
-
     series: int
     blocks: int
     block_bytes: int

@@ -28,8 +28,6 @@ TIME, VALUE, HISTOGRAM = SAMPLE_COLUMNS = ("time", "value", "histogram")
 
 
 class ExportSummary(NamedTuple):
-    """How many samples were written, and how many of them are native histograms."""
-
     samples: int
     histograms: int
 

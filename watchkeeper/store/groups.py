@@ -163,6 +163,7 @@ class GroupTable:
         self.slabs[slab].shift_rows(self.row_of[self._series_by_group[group]], by=expired)
         self.times[slab].shift_rows(self.time_row[group : group + 1], by=expired)
         self.slot_counts[group] = slot_count - expired
+        # Wide rows move back to narrow rows if all values fit, for example after a stale marker expired.
         members = self._series_by_group[group]
         wide_members = members[self.row_of[members] >= WIDE]
         if len(wide_members):

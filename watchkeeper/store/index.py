@@ -135,7 +135,6 @@ class Patterns:
         self._pattern = RecencyCache(CachedPattern, max_entries=MAX_PATTERNS)
 
     def predicate(self, matcher: Matcher) -> Callable[[str], bool]:
-        """A function that returns whether the matcher accepts a label value."""
         matcher_value = matcher.value
         if matcher.op == "=":
             return lambda value: value == matcher_value
@@ -283,7 +282,6 @@ class SeriesIndex:
         return build(list(compress(selection.series.pairs, is_kept.tolist())))
 
     def cardinality(self, limit: int) -> Cardinality:
-        """The `limit` metrics, labels and pairs with the most series, values or bytes."""
         metrics = self._postings.get(label_sets.METRIC_NAME, {})
         names = self._postings.items()
         return Cardinality(

@@ -152,19 +152,10 @@ def _sample_to_plain(value: float | histograms.Histogram) -> Any:
 def _sample_from_plain(plain: Any) -> float | histograms.Histogram:
     if not isinstance(plain, dict):
         return _number_from_plain(plain)
-    count, total, threshold, zeros = (_number_from_plain(plain[name]) for name in HISTOGRAM_NUMBERS)
-    positive, negative = (tuple((int(at), _number_from_plain(c)) for at, c in plain[side]) for side in BUCKET_SIDES)
-    return histograms.Histogram(
-        schema=int(plain["schema"]),
-        count=count,
-        sum=total,
-        zero_threshold=threshold,
-        zero_count=zeros,
-        positive=positive,
-        negative=negative,
-        bounds=tuple(map(float, plain["bounds"])),
-        hint=histograms.ResetHint(plain["hint"]),
-    )
+    fields: dict[str, Any] = {name: _number_from_plain(plain[name]) for name in HISTOGRAM_NUMBERS}
+    fields |= {side: tuple((int(at), _number_from_plain(c)) for at, c in plain[side]) for side in BUCKET_SIDES}
+    bounds, hint = tuple(map(float, plain["bounds"])), histograms.ResetHint(plain["hint"])
+    return histograms.Histogram(schema=int(plain["schema"]), bounds=bounds, hint=hint, **fields)
 
 
 def _number_from_plain(plain: Any) -> float:

@@ -30,8 +30,8 @@ def quantile(phi: float, histogram: Histogram) -> tuple[float, NanEffect | None]
     # Start at the nearer end, where fewer counts are added; with NaN observations only the lower end is correct.
     is_upwards = has_nan or phi < 0.5
     rank = (phi if is_upwards else 1 - phi) * histogram.count
-    bucket, count = Bucket(0.0, 0.0, 0.0), 0.0
-    buckets = histogram.buckets()
+    # The first bucket, from one end, whose cumulative count reaches the rank, and that count.
+    bucket, count, buckets = Bucket(0.0, 0.0, 0.0), 0.0, histogram.buckets()
     for bucket in buckets if is_upwards else reversed(buckets):
         count += bucket.population
         if bucket.population != 0 and count >= rank:

@@ -84,7 +84,10 @@ class Evaluator:
         if isinstance(value, Scalar):
             return Scalar(-value.values)
         assert isinstance(value, Vector)
-        negated = None if value.histograms is None else native_calls.negate(value.histograms)
+        negated = value.histograms
+        if negated is not None:
+            # The results are gauges.
+            negated = native_calls.map_histograms(negated, lambda histogram: histogram.scaled(-1.0))
         return drop_name(Vector(value.series, -value.values, value.present, negated))
 
     def binary(self, node: ast.Binary, times: Millis) -> Value:
@@ -250,7 +253,11 @@ class Evaluator:
 
     def _find_histograms(self, values: Floats) -> Cells | None:
         cells = self._head.find_histograms(values)
-        return cells if cells is None or self._keeps_resets else native_calls.clear_reset_hints(cells)
+        return (
+            cells
+            if cells is None or self._keeps_resets
+            else native_calls.map_histograms(cells, native_calls.clear_reset_hint)
+        )
 
     def _count_samples(self, samples: int) -> None:
         self._samples_used += samples

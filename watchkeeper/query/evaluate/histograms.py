@@ -18,7 +18,7 @@ from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query.engine import Floats, Mask
 from watchkeeper.query.evaluate import estimates
 from watchkeeper.query.evaluate.aggregate import format_value
-from watchkeeper.query.evaluate.notes import Notes, for_metric
+from watchkeeper.query.evaluate.notes import for_metric
 from watchkeeper.query.evaluate.values import (
     Invocation,
     PromFunction,
@@ -30,7 +30,6 @@ from watchkeeper.query.evaluate.values import (
     native_mask,
     with_label,
 )
-from watchkeeper.query.promql import ast
 from watchkeeper.store.columns import Ints
 from watchkeeper.store.series import Pairs, SeriesSet
 
@@ -59,25 +58,21 @@ class _Layout:
 def _quantile_at(invocation: Invocation, quantiles_at: int, *, buckets_at: int) -> Vector:
     quantiles, args = invocation.scalar(quantiles_at).values, invocation.call.args
     invocation.notes.check_quantiles(quantiles, args[quantiles_at])
-    vector, about = invocation.vector(buckets_at), args[buckets_at]
     classic = _compute_all(
-        vector.floats,
-        lambda bounds, counts, steps: _quantile(bounds, counts, quantiles[steps]),
-        about=about,
-        notes=invocation.notes,
+        invocation,
+        buckets_at,
+        compute=lambda bounds, counts, steps: _quantile(bounds, counts, quantiles[steps]),
         notes_repairs=(quantiles >= 0) & (quantiles <= 1),
     )
     out_of_range = (quantiles < 0) | (quantiles > 1)
     if out_of_range.any():
         values = np.where(out_of_range, np.copysign(np.inf, quantiles), classic.values)
         classic = Vector(classic.series, values, classic.present)
-    return _append_native(
-        classic,
-        vector,
-        lambda step, histogram: estimates.quantile(float(quantiles[step]), histogram),
-        about=about,
-        notes=invocation.notes,
-    )
+
+    def estimate(step: int, histogram: Histogram) -> tuple[float, estimates.NanEffect | None]:
+        return estimates.quantile(float(quantiles[step]), histogram)
+
+    return _append_native(invocation, buckets_at, classic, estimate=estimate)
 
 
 def _histogram_quantiles(invocation: Invocation) -> Vector:
@@ -100,25 +95,20 @@ def _histogram_quantiles(invocation: Invocation) -> Vector:
 
 def _histogram_fraction(invocation: Invocation) -> Vector:
     lower, upper = invocation.scalar(0).values, invocation.scalar(1).values
-    vector, about = invocation.vector(2), invocation.call.args[2]
-    classic = _compute_all(
-        vector.floats,
-        lambda bounds, counts, steps: _fraction(bounds, counts, lower[steps], upper[steps]),
-        about=about,
-        notes=invocation.notes,
-        notes_repairs=np.zeros(len(lower), dtype=bool),
-    )
-    return _append_native(
-        classic,
-        vector,
-        lambda step, histogram: estimates.fraction(float(lower[step]), float(upper[step]), histogram),
-        about=about,
-        notes=invocation.notes,
-    )
+
+    def compute(bounds: Floats, counts: Floats, steps: Ints) -> Floats:
+        return _fraction(bounds, counts, lower[steps], upper[steps])
+
+    def estimate(step: int, histogram: Histogram) -> tuple[float, estimates.NanEffect | None]:
+        return estimates.fraction(float(lower[step]), float(upper[step]), histogram)
+
+    classic = _compute_all(invocation, 2, compute=compute, notes_repairs=np.zeros(len(lower), dtype=bool))
+    return _append_native(invocation, 2, classic, estimate=estimate)
 
 
-def _compute_all(vector: Vector, compute: Compute, *, about: ast.Expr, notes: Notes, notes_repairs: Mask) -> Vector:
-    """Compute all histograms; `notes_repairs` are the steps at which a monotonicity fix is reported."""
+def _compute_all(invocation: Invocation, at: int, *, compute: Compute, notes_repairs: Mask) -> Vector:
+    """Compute classic histograms; `notes_repairs` are the steps at which a monotonicity fix is reported."""
+    vector, about, notes = invocation.vector(at).floats, invocation.call.args[at], invocation.notes
     steps = vector.values.shape[1]
     for row, name, bound in vector.series.derive("malformed_buckets", _malformed_rows):
         if vector.present[row].any():
@@ -261,11 +251,12 @@ def _rank_of(bounds: Floats, counts: Floats, value: Floats) -> Floats:
 Estimate = Callable[[int, Histogram], tuple[float, estimates.NanEffect | None]]
 
 
-def _append_native(classic: Vector, vector: Vector, estimate: Estimate, *, about: ast.Expr, notes: Notes) -> Vector:
+def _append_native(invocation: Invocation, at: int, classic: Vector, *, estimate: Estimate) -> Vector:
     """Append results of native histograms to those of classic histograms, and drop the metric name.
 
     A metric with both kinds at one step is an error of its exporter: then neither has a result.
     """
+    vector, about, notes = invocation.vector(at), invocation.call.args[at], invocation.notes
     if vector.histograms is None:
         return drop_name(classic)
     rows_of = {pairs: row for row, pairs in enumerate(classic.series.pairs)}

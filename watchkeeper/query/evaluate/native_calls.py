@@ -191,7 +191,6 @@ FUNCTIONS: dict[str, Compute] = {
 
 
 def _merge_results(result: Vector, function: str, windows: Windows, *, about: ast.Expr, notes: Notes) -> Vector:
-    """Replace the results of windows that contain histograms."""
     values, present = np.array(result.values), np.array(result.present)
     cells = np.full(values.shape, None, dtype=object)
     compute = FUNCTIONS[function]
@@ -247,13 +246,16 @@ NEEDS_RESETS = {
 }
 
 
-def clear_reset_hints(cells: Cells) -> Cells:
-    """Replace the hint of a counter reset by unknown."""
+def map_histograms(cells: Cells, change: Callable[[Histogram], Histogram]) -> Cells:
     out = cells.copy()
     for cell in map(tuple, np.argwhere(~is_none(cells)).tolist()):
-        if cells[cell].hint is ResetHint.RESET:
-            out[cell] = replace(cells[cell], hint=ResetHint.UNKNOWN)
+        out[cell] = change(cells[cell])
     return out
+
+
+def clear_reset_hint(histogram: Histogram) -> Histogram:
+    """Replace the hint of a counter reset by unknown."""
+    return replace(histogram, hint=ResetHint.UNKNOWN) if histogram.hint is ResetHint.RESET else histogram
 
 
 def estimate_cost(args: Sequence[Value], steps: int) -> int:
@@ -269,16 +271,7 @@ def has_histograms(value: Value) -> bool:
     return isinstance(value, (Vector, Windows)) and value.histograms is not None
 
 
-def negate(cells: Cells) -> Cells:
-    """Negate histograms; the results are gauges."""
-    out = np.full(cells.shape, None, dtype=object)
-    for cell in map(tuple, np.argwhere(~is_none(cells)).tolist()):
-        out[cell] = cells[cell].scaled(-1.0)
-    return out
-
-
 def call_function(function: PromFunction, invocation: Invocation) -> Value:
-    """Call a function whose arguments contain histograms."""
     name = invocation.call.function
     if name in HISTOGRAM_FUNCTIONS:
         return function(invocation)

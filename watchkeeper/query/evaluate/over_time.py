@@ -22,8 +22,6 @@ def quantile_over_time(windows: Windows, quantiles: Scalar) -> Vector:
 
 
 def predict_linear(windows: Windows, ahead_seconds: Scalar, *, at_ms: Ints) -> Vector:
-    """The value of a line through the samples, some seconds after the step."""
-
     def compute(piece: Piece) -> Floats:
         slope, level = _fit_line(piece, at_ms[piece.steps][None, :, None])
         return level + slope * ahead_seconds.values[piece.steps]
@@ -171,7 +169,6 @@ def _largest(piece: Piece) -> Floats:
 
 
 def _of_samples(compute: Callable[[Piece], Floats], *, min_samples: int = 1) -> WindowFunction:
-    """A function of all samples of a window."""
     return lambda windows: reduce(windows, compute, min_samples=min_samples)
 
 

@@ -46,7 +46,6 @@ def _changes(windows: Windows) -> Vector:
 
 
 def _resets(windows: Windows) -> Vector:
-    """How often the value is less than the previous value."""
     values, before, has_before = _with_previous(windows)
     return _count_in_windows(windows, has_before & (values < before))
 

@@ -47,12 +47,10 @@ class Vector:
 
     @property
     def cells(self) -> Cells:
-        """The histograms, also if there are none."""
         return np.full(self.values.shape, None, dtype=object) if self.histograms is None else self.histograms
 
     @property
     def floats(self) -> Vector:
-        """The vector without histograms."""
         if self.histograms is None:
             return self
         return Vector(self.series, self.values, self.present & is_none(self.histograms))
@@ -90,7 +88,6 @@ class Windows:
 
     @property
     def floats(self) -> Windows:
-        """The windows without histograms."""
         if self.histograms is None:
             return self
         numbers = is_none(self.histograms)
@@ -130,7 +127,6 @@ class Invocation:
         return value.value
 
     def single_series(self, values: Scalar) -> Vector:
-        """A vector of one series without labels."""
         return Vector(SeriesSet([()]), values.values[None, :], np.ones((1, len(self.times_ms)), dtype=bool))
 
 

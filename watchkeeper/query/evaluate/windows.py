@@ -117,6 +117,7 @@ def newest_samples(columns: Columns, at_ms: Millis, *, lookback_ms: int) -> tupl
     group_times = pick(columns.times, slots)
     values = SlotPicker(slots).pick_rows(columns.values, groups)
     is_present = has_slot & (group_times > at_ms - lookback_ms)
+    # A mask that is True everywhere uses one byte and is read-only.
     present = (
         np.ndarray((len(groups), is_present.shape[1]), np.bool_, TRUE, strides=(0, 0))
         if is_present.all()
@@ -169,7 +170,6 @@ def group_edges(windows: Windows) -> Edges:
 
 
 def edges(windows: Windows) -> Edges:
-    """The edges of each series' windows."""
     lows, highs, groups = windows.lows, windows.highs, windows.groups
     width = windows.values.shape[1]
     if windows.usable is None:
@@ -297,7 +297,6 @@ def _cut_stretches(table: npt.NDArray[T], starts: Ints, width: int) -> npt.NDArr
 
 
 def pick_or_zero(table: npt.NDArray[T], slots: Ints) -> npt.NDArray[T]:
-    """`pick`, or zeros if the table has no columns."""
     return pick(table, slots) if table.shape[1] else np.zeros(slots.shape, dtype=table.dtype)
 
 

@@ -29,8 +29,6 @@ DEFAULT_MS = 1000
 
 
 class QueryTimes(NamedTuple):
-    """The step and range of the query, in milliseconds."""
-
     step_ms: int = DEFAULT_MS
     range_ms: int = DEFAULT_MS
 

@@ -94,7 +94,6 @@ class ServerClient:
         raise AssertionError("the last attempt returns or raises")
 
     def close(self) -> None:
-        """Close the connections and stop all retries."""
         self._closed.set()
         self._client.close()
 

@@ -61,7 +61,6 @@ class BlockWriter:
         self.samples = 0
 
     def add(self, columns: Columns) -> None:
-        """Add the samples of some series that were not added before."""
         counts = np.count_nonzero(columns.times != NEVER_MS, axis=1)
         has_sample = ~is_absent(columns.values) & (np.arange(columns.values.shape[1]) < counts[columns.groups][:, None])
         is_kept = has_sample.any(axis=1)

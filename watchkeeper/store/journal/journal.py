@@ -1,7 +1,7 @@
 """The journal: events, incidents, diagnoses, plans, alert states and audit entries, in SQLite or PostgreSQL.
 
 Every change is one transaction that appends an entry to the hash chain (see `chain.py`) and updates its rows, so a
-crash keeps both or neither. All SQL is in this module, `journal_file`, `chain`, `journal_search`, `postgres` and
+crash keeps both or neither. All SQL is in this module, `connection`, `chain`, `journal_search`, `postgres` and
 `election`; the statements here work in both databases.
 """
 
@@ -35,8 +35,7 @@ from watchkeeper.model import (
 )
 from watchkeeper.store.journal import chain
 from watchkeeper.store.journal.chain import JournalEntry
-from watchkeeper.store.journal.connection import JournalConnection
-from watchkeeper.store.journal.journal_file import open_journal
+from watchkeeper.store.journal.connection import JournalConnection, open_journal
 
 T = TypeVar("T")
 

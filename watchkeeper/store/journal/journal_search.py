@@ -16,7 +16,7 @@ from typing import Any
 
 from watchkeeper.errors import StoreError
 from watchkeeper.kit import wire
-from watchkeeper.store.journal import chain, connection, journal_file
+from watchkeeper.store.journal import chain, connection
 from watchkeeper.store.journal.chain import JournalEntry
 from watchkeeper.store.journal.connection import JournalConnection
 
@@ -94,12 +94,10 @@ def _conditions(entry_filter: EntryFilter) -> tuple[list[str], list[Any]]:
         if text:
             conditions.append(f"{column} = ?")
             values.append(text)
-    if entry_filter.since is not None:
-        conditions.append("at >= ?")
-        values.append(wire.format_time(entry_filter.since))
-    if entry_filter.until is not None:
-        conditions.append("at <= ?")
-        values.append(wire.format_time(entry_filter.until))
+    for condition, at in (("at >= ?", entry_filter.since), ("at <= ?", entry_filter.until)):
+        if at is not None:
+            conditions.append(condition)
+            values.append(wire.format_time(at))
     for word in entry_filter.words:
         columns = "lower(body) LIKE ? ESCAPE '!' OR lower(subject) LIKE ? ESCAPE '!' OR lower(actor) LIKE ? ESCAPE '!'"
         conditions.append(f"({columns} OR lower(kind) LIKE ? ESCAPE '!')")
@@ -127,7 +125,7 @@ def _open_reader(location: JournalLocation) -> Iterator[JournalConnection]:
     if not location.path.is_file():
         raise StoreError("no journal found", where=str(location.path))
     try:
-        file = sqlite3.connect(f"file:{location.path}?mode=ro", uri=True, factory=journal_file.FileConnection)
+        file = sqlite3.connect(f"file:{location.path}?mode=ro", uri=True, factory=connection.FileConnection)
         with closing(file) as reader:
             yield reader
     except sqlite3.Error as error:

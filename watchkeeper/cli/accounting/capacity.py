@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import shutil
 import sys
 import time
@@ -128,27 +129,15 @@ def forecast_from_table(path: str, **params: Any) -> dict[str, Any]:
     names, _ = table.open_table(text, where=path, problems=table.Problems(path))
     time_column = params["time_column"] or names[0]
     value_column = params["value_column"] or _choose_value_column(names, time_column, where=path)
-    columns = demand_table.DemandColumns(
-        time_column,
-        value_column,
-        dict(params["where"]),
-        unit=params["time_unit"] or "",
-        combine=params["combine"] or "",
-    )
+    unit, combine, horizon = params["time_unit"] or "", params["combine"] or "", params["horizon"]
+    columns = demand_table.DemandColumns(time_column, value_column, dict(params["where"]), unit=unit, combine=combine)
     table_demand = demand_table.read_points(text, columns, where=path, now=time.time())
     series = demand.regular_series(
-        table_demand.points,
-        combine=columns.combine,
-        step_seconds=params["step"],
-        horizon_seconds=params["horizon"],
-        where=path,
+        table_demand.points, combine=combine, step_seconds=params["step"], horizon_seconds=horizon, where=path
     ).with_notes(table_demand.notes)
+    holidays = [day.replace(tzinfo=UTC).timestamp() for day in params["holiday"]]
     answer = report.forecast_report(
-        series,
-        params["horizon"],
-        capacity_gpus=params["capacity"],
-        target=params["target"],
-        holidays=[day.replace(tzinfo=UTC).timestamp() for day in params["holiday"]],
+        series, horizon, capacity_gpus=params["capacity"], target=params["target"], holidays=holidays
     )
     return {**answer, "rows": dict(table_demand.counts), "problems": table_demand.problems.plain()}
 
@@ -162,16 +151,13 @@ def _choose_value_column(names: Sequence[str], time_column: str, *, where: str) 
         raise errors.CollectError(problem, where=f"{where}:1")
     layout = jobs.find_layout(names)
     if layout is not None:
-        raise errors.CollectError(
-            f"this is a table of jobs ({layout}); a forecast needs demand: one value for each time",
-            where=where,
-            remedy="Count its GPU-hours with `watchkeeper usage --jobs`, replay it with `capacity whatif --jobs`, "
-            "or forecast the mean of one column with --value-column",
-        )
+        problem = f"this is a table of jobs ({layout}); a forecast needs demand: one value for each time"
+        remedy = "Count its GPU-hours with `watchkeeper usage --jobs`, replay it with `capacity whatif --jobs`, "
+        remedy += "or forecast the mean of one column with --value-column"
+        raise errors.CollectError(problem, where=where, remedy=remedy)
     if len(others) > 1:
-        raise click.UsageError(
-            f"several columns hold values; choose one with --value-column: {', '.join(others)[:200]}"
-        )
+        names = ", ".join(others)[:200]
+        raise click.UsageError(f"several columns hold values; choose one with --value-column: {names}")
     return others[0]
 
 
@@ -246,7 +232,6 @@ def whatif(hub: Client, jobs_path: str | None, nodes_path: str | None, as_json: 
 
 
 def _replay_on_hub(hub: Client, **params: Any) -> answers.WhatIf:
-    """Replay the hub's own jobs on its own fleet."""
     for name in ("nodes", "gpus", "column", "keep_wait"):
         if params[name]:
             raise click.UsageError(f"--{name.replace('_', '-')} applies to a table of jobs: add --jobs FILE")
@@ -290,9 +275,8 @@ def _replay_table(jobs_path: str, nodes_path: str | None, **params: Any) -> dict
 def _parse_repartition(text: str | None) -> tuple[int, int]:
     if text is None:
         return 0, 0
-    gpus, by, slices = text.partition("x")
-    if not (by and gpus.isascii() and gpus.isdigit() and slices.isascii() and slices.isdigit()):
-        raise click.UsageError(
-            f"--repartition `{text[:40]}` is not GPUSxSLICES: write 16x7 to split 16 GPUs into 7 instances each"
-        )
-    return int(gpus), int(slices)
+    match = re.fullmatch("([0-9]+)x([0-9]+)", text)
+    if match is None:
+        remedy = "write 16x7 to split 16 GPUs into 7 instances each"
+        raise click.UsageError(f"--repartition `{text[:40]}` is not GPUSxSLICES: {remedy}")
+    return int(match[1]), int(match[2])

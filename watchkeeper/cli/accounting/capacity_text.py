@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from operator import attrgetter
-from typing import Any
 
 from watchkeeper.cli import chart, options, tables
 from watchkeeper.client import answers, reading
@@ -33,15 +32,12 @@ def forecast(answer: answers.CapacityForecast, *, width: int) -> Iterator[str]:
         f"maximum {highest.mean:.4g} at {_format_minute(highest.time)}; the 80 % interval is between o and +."
     )
     yield ""
-    recent = [
-        (datetime.fromisoformat(point.time).timestamp(), point.value)
-        for point in past.recent
-        if point.value is not None
-    ]
     series = [
         (name, [(datetime.fromisoformat(point.time).timestamp(), value(point)) for point in points])
         for name, value in (("expected", attrgetter("mean")), ("low", attrgetter("low")), ("high", attrgetter("high")))
     ]
+    measured = ((point.time, point.value) for point in past.recent if point.value is not None)
+    recent = [(datetime.fromisoformat(time).timestamp(), value) for time, value in measured]
     yield from chart.draw([*series, ("so far", recent)], width=min(width, 140))
     yield ""
     yield from _backtest_lines(answer, past)
@@ -93,10 +89,12 @@ def now(answer: answers.CapacityNow) -> Iterator[str]:
     yield from tables.format_lines(["GPUs per job", "jobs that fit", "usable GPUs", "stranded GPUs"], rows)
     if answer.waits:
         yield ""
-        yield from tables.format_lines(
-            ["GPUs per job", "waiting", "longest wait", "started", "p50 wait", "p95 wait"],
-            [_wait_row(wait) for wait in answer.waits[:MAX_ROWS]],
-        )
+        rows = []
+        for wait in answer.waits[:MAX_ROWS]:
+            longest, p50, p95 = map(_format_seconds, (wait.longest_seconds, wait.p50_seconds, wait.p95_seconds))
+            rows.append([str(wait.gpus), str(wait.waiting), longest, str(wait.started), p50, p95])
+        header = ["GPUs per job", "waiting", "longest wait", "started", "p50 wait", "p95 wait"]
+        yield from tables.format_lines(header, rows)
     for name, gpus, why in capacity.out_of_service[:MAX_ROWS]:
         yield f"Out of service: {name}, {gpus} GPU{'' if gpus == 1 else 's'}{f': {why}' if why else ''}."
     # Only a hub reports use; only tables report jobs without a node.
@@ -122,8 +120,8 @@ def _use_lines(answer: answers.CapacityNow) -> Iterator[str]:
     if changes:
         yield ""
         rows = [
-            [table.escape_cell(workload.name)[:40], str(workload.gpus), workload.fit, workload.profile, workload.why]
-            for workload in changes[:MAX_ROWS]
+            [table.escape_cell(change.name)[:40], str(change.gpus), change.fit, change.profile, change.why]
+            for change in changes[:MAX_ROWS]
         ]
         yield from tables.format_lines(["workload", "GPUs", "advice", "MIG profile", "reason"], rows)
     for layout in answer.repartition:
@@ -136,12 +134,11 @@ def _use_lines(answer: answers.CapacityNow) -> Iterator[str]:
 def whatif(answer: answers.WhatIf) -> Iterator[str]:
     before, after = answer.before, answer.after
     newly_unfit = after.never_fits.jobs - before.never_fits.jobs
+    unfit = f" {newly_unfit:,} jobs that fit before never fit after; the waits exclude them." if newly_unfit > 0 else ""
     yield (
-        f"With {answer.change}: "
-        f"p95 wait {_format_seconds(before.wait.p95)} → {_format_seconds(after.wait.p95)}, "
+        f"With {answer.change}: p95 wait {_format_seconds(before.wait.p95)} → {_format_seconds(after.wait.p95)}, "
         f"utilisation {_format_percent(before.utilisation)} → {_format_percent(after.utilisation)}, "
-        f"{before.gpus:g} → {after.gpus:g} GPUs."
-        + (f" {newly_unfit:,} jobs that fit before never fit after; the waits exclude them." if newly_unfit > 0 else "")
+        f"{before.gpus:g} → {after.gpus:g} GPUs.{unfit}"
     )
     yield ""
     rows = [_whatif_row("all", answer.recorded.wait, before.wait, after.wait)]
@@ -154,7 +151,13 @@ def whatif(answer: answers.WhatIf) -> Iterator[str]:
         if run.never_fits.jobs:
             sizes = ", ".join(f"{size:g}" for size in run.never_fits.gpus)
             yield f"Never fits {name}: {run.never_fits.jobs} jobs of {sizes} GPUs; the waits above exclude them."
-    yield from _keep_wait_lines(answer.plain.get("keep_wait"))
+    if addition := answer.plain.get("keep_wait"):
+        target = _format_seconds(addition["target_seconds"])
+        if addition["add_gpus"] is None:
+            yield f"No addition up to four times the fleet keeps the p95 wait at or below {target}."
+        else:
+            days = f"they would have kept it on {_format_percent(addition['days_kept'])} of days"
+            yield f"To keep the p95 wait at or below {target}, add {addition['add_gpus']} GPUs; {days}."
     counts = answer.jobs
     dropped = ", ".join(f"{counts[key]} {key.replace('_', ' ')}" for key in counts if key not in ("rows", "jobs"))
     share = f" of {counts['rows']} rows" if "rows" in counts else ""
@@ -172,30 +175,10 @@ def _format_window(answer: answers.WhatIf) -> str:
     return ", " + " to ".join(f"{day:%Y-%m-%d %H:%M}Z" for day in days)
 
 
-def _keep_wait_lines(addition: Mapping[str, Any] | None) -> Iterator[str]:
-    if addition is None:
-        return
-    target = _format_seconds(addition["target_seconds"])
-    if addition["add_gpus"] is None:
-        yield f"No addition up to four times the fleet keeps the p95 wait at or below {target}."
-    else:
-        days = f"they would have kept it on {_format_percent(addition['days_kept'])} of days"
-        yield f"To keep the p95 wait at or below {target}, add {addition['add_gpus']} GPUs; {days}."
-
-
 def _whatif_row(shape: str, *spreads: answers.Waits | answers.Spread) -> list[str]:
     _, before, after = spreads
     means = [_format_seconds(spread.mean) for spread in spreads]
     return [shape, str(before.jobs), *means, _format_seconds(before.p95), _format_seconds(after.p95)]
-
-
-def _wait_row(wait: answers.QueueWait) -> list[str]:
-    seconds = [
-        _format_seconds(wait.longest_seconds),
-        _format_seconds(wait.p50_seconds),
-        _format_seconds(wait.p95_seconds),
-    ]
-    return [str(wait.gpus), str(wait.waiting), seconds[0], str(wait.started), *seconds[1:]]
 
 
 def _table_problem_lines(answer: reading.HubAnswer, name: str) -> Iterator[str]:

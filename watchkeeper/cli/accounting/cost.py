@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import json
 import re
 import sys
 import urllib.parse
@@ -49,28 +49,22 @@ def command() -> None:
 @prices_option
 @usage.with_window
 @options.with_hub
-def report(
-    hub: Client, by: tuple[str, ...], file_format: str, output: str | None, force: bool, as_json: bool, **params: Any
-) -> None:
+def report(hub: Client, by: tuple[str, ...], output: str | None, force: bool, as_json: bool, **params: Any) -> None:
     """Report cost by team, job or another grouping, with GPU-hours, energy and waste.
 
     `--of team=vision` lists the jobs of one team. `--policy allocation` turns showback into chargeback.
     """
     grouping = usage.choose_grouping(by, params)
-    file_format = "json" if as_json else file_format
+    params["file_format"] = file_format = "json" if as_json else params["file_format"]
     if output and file_format == "table":
         raise click.UsageError("--output needs a file format: add --format csv, json, html or parquet")
     if output:
         options.refuse_to_replace(Path(output), force=force)
-    params["bill"] = _read_bill(params)
-    bill = _fetch_report(hub, grouping, params)
-    waste: tuple[answers.WastedHours, ...] = ()
-    if file_format not in NUMERIC_FORMATS:
-        bill, waste = _add_waste(hub, bill, params)
+    bill, waste = _read_report(hub, grouping, params)
     if file_format == "table":
         _print_report(bill, waste)
         return
-    content = _encode_report(bill, waste, file_format=file_format, params=params)
+    content = _encode_report(bill, waste, params)
     if file_format == "parquet" and not output and sys.stdout.isatty():
         raise click.UsageError("Parquet is not for a terminal: add -o FILE")
     if file_format in NUMERIC_FORMATS:
@@ -82,30 +76,28 @@ def report(
         sys.stdout.flush()
 
 
-def _fetch_report(hub: Client, by: tuple[str, ...], params: Mapping[str, Any]) -> answers.CostReport:
-    if params["bill"]:
-        from watchkeeper.accounting import cost
-
-        report_json = cost.report_as_json(cost.create_bill_report(params["bill"], by, filters=dict(params["of"])))
-        return reading.read_answer(answers.CostReport, wire.to_plain(report_json))
-    return hub.cost(by=list(by), policy=params["policy"], **usage.query_params(params, hub))
-
-
-def _add_waste(
-    hub: Client, bill: answers.CostReport, params: Mapping[str, Any]
+def _read_report(
+    hub: Client, by: tuple[str, ...], params: Mapping[str, Any]
 ) -> tuple[answers.CostReport, tuple[answers.WastedHours, ...]]:
-    """The waste by owner; for a range that is too long, a note in the bill instead."""
-    if params["bill"]:
-        from watchkeeper.accounting import summary, waste
+    """The report, and the waste by owner unless the format has only numbers."""
+    has_waste, filters = params["file_format"] not in NUMERIC_FORMATS, dict(params["of"])
+    if priced := _read_bill(params):
+        from watchkeeper.accounting import cost, summary, waste
 
-        rows = summary.matching_rows(params["bill"].table, dict(params["of"]))
-        wasted = wire.to_plain(waste.wasted_by_owner(params["bill"], rows))
+        report_json = cost.report_as_json(cost.create_bill_report(priced, by, filters=filters))
+        rows = summary.matching_rows(priced.table, filters) if has_waste else ()
+        wasted = wire.to_plain(waste.wasted_by_owner(priced, rows))
+        bill = reading.read_answer(answers.CostReport, wire.to_plain(report_json))
         return bill, reading.read_answer(tuple[answers.WastedHours, ...], wasted)
-    if bill.until - bill.since > MAX_WASTE_SECONDS:
+    bill = hub.cost(by=list(by), policy=params["policy"], **usage.query_params(params, hub))
+    if has_waste and bill.until - bill.since > MAX_WASTE_SECONDS:
         notes = [*bill.notes, "allocated, idle GPUs are listed for at most 35 days"]
         return reading.read_answer(answers.CostReport, {**bill.plain, "notes": notes}), ()
-    filters = [f"{name}={value}" for name, value in params["of"]]
-    return bill, hub.waste(since=bill.since, until=bill.until, of=filters).waste
+    return bill, hub.waste(since=bill.since, until=bill.until, of=_filters(params)).waste if has_waste else ()
+
+
+def _filters(params: Mapping[str, Any]) -> list[str]:
+    return [f"{name}={value}" for name, value in params["of"]]
 
 
 def _read_bill(params: Mapping[str, Any]) -> Any:
@@ -122,24 +114,21 @@ def _read_bill(params: Mapping[str, Any]) -> Any:
     return cost.price_usage(usage.read_job_hours(params, book), book, policy=cost.Policy(params["policy"]))
 
 
-def _encode_report(
-    bill: answers.CostReport, wasted: Sequence[answers.WastedHours], *, file_format: str, params: Mapping[str, Any]
-) -> bytes:
+def _encode_report(bill: answers.CostReport, wasted: Sequence[answers.WastedHours], params: Mapping[str, Any]) -> bytes:
     from watchkeeper.accounting import report_files, statement
 
     report_json, waste = options.answer_fields(bill), [hours.plain for hours in wasted]
-
-    if file_format == "json":
-        import json
-
-        return (json.dumps({**report_json, "waste": waste}, indent=2, ensure_ascii=False) + "\n").encode()
-    if file_format == "html":
-        filters = "".join(f", {name} {value}" for name, value in params["of"])
-        title = f"GPU cost by {', '.join(bill.by)}{filters}"
-        return statement.render_statement(
-            statement.StatementPage(title, report_json, params["zone"], waste=waste)
-        ).encode()
-    return report_files.to_csv(report_json).encode() if file_format == "csv" else report_files.to_parquet(report_json)
+    match params["file_format"]:
+        case "json":
+            return (json.dumps({**report_json, "waste": waste}, indent=2, ensure_ascii=False) + "\n").encode()
+        case "html":
+            filters = "".join(f", {name} {value}" for name, value in params["of"])
+            title = f"GPU cost by {', '.join(bill.by)}{filters}"
+            page = statement.StatementPage(title, report_json, params["zone"], waste=waste)
+            return statement.render_statement(page).encode()
+        case "csv":
+            return report_files.to_csv(report_json).encode()
+    return report_files.to_parquet(report_json)
 
 
 def _print_report(bill: answers.CostReport, waste: Sequence[answers.WastedHours]) -> None:
@@ -158,9 +147,8 @@ def _print_report(bill: answers.CostReport, waste: Sequence[answers.WastedHours]
         click.echo(f"shared cost: {amounts}")
     if bill.kwh:
         pue = f", {bill.kwh_with_pue:,.1f} kWh with PUE {bill.pue:g}" if bill.pue and bill.kwh_with_pue else ""
-        rented_note = (
-            "; the price of rented GPUs includes energy" if any(rate.kind != "own" for rate in bill.rates) else ""
-        )
+        has_rented = any(rate.kind != "own" for rate in bill.rates)
+        rented_note = "; the price of rented GPUs includes energy" if has_rented else ""
         click.echo(f"energy: {bill.kwh:,.1f} kWh at the GPUs{pue}{rented_note}")
     for hours in waste[:5]:
         cost = report_files.format_money(hours.money, bill.currency)
@@ -189,21 +177,18 @@ def statement_command(hub: Client, month: str | None, teams: tuple[str, ...], fo
         raise click.UsageError("a statement covers a whole month: use --month instead of --from and --to")
     from watchkeeper.accounting import report_files
 
-    source = _statements_from_jobs if params["jobs_path"] else functools.partial(_fetch_statements, hub)
-    for statement in source(month, teams, params):
+    if params["jobs_path"]:
+        statements = _statements_from_jobs(month, teams, params)
+    else:
+        _read_bill(params)
+        window = {"month": month, "zone": str(params["zone"])}
+        statements = hub.statements(**window, policy=params["policy"], team=list(teams), of=_filters(params))
+    for statement in statements:
         # Escaped, so that each team has its own file.
         team = re.sub(r"[^\w.-]", lambda character: urllib.parse.quote(character[0], safe=""), statement.team)
         path = Path(folder) / f"{statement.month}-{team}.html"
         _write_file(path, statement.page.encode())
         click.echo(f"{path}: {report_files.format_money(statement.money, statement.currency)}")
-
-
-def _fetch_statements(
-    hub: Client, month: str | None, teams: tuple[str, ...], params: Mapping[str, Any]
-) -> Iterator[answers.Statement]:
-    _read_bill(params)
-    filters = [f"{name}={value}" for name, value in params["of"]]
-    return hub.statements(month=month, zone=str(params["zone"]), policy=params["policy"], team=list(teams), of=filters)
 
 
 def _statements_from_jobs(
@@ -217,11 +202,11 @@ def _statements_from_jobs(
         since, until = time_ranges.month_range(month, params["zone"])
     except ValueError as error:
         raise click.UsageError(f"--month `{month[:40]}` is not YYYY-MM, for example 2026-11") from error
-    bill = _read_bill({**params, "since": _format_time(since), "until": _format_time(until)})
+    window = {name: datetime.fromtimestamp(at, UTC).isoformat() for name, at in (("since", since), ("until", until))}
+    bill = _read_bill({**params, **window})
     request = monthly.StatementRequest(month, params["zone"], teams, dict(params["of"]))
-    return (
-        reading.read_answer(answers.Statement, wire.to_plain(page)) for page in monthly.create_statements(bill, request)
-    )
+    for page in monthly.create_statements(bill, request):
+        yield reading.read_answer(answers.Statement, wire.to_plain(page))
 
 
 @command.command("budget")
@@ -253,10 +238,6 @@ def _budget_row(line: answers.TeamBudget) -> list[str]:
     interval = "-" if line.spent is None else interval
     budget, state = "-" if line.budget is None else f"{line.budget:,.2f}", line.state.replace("_", " ")
     return [line.team, format_money(line.spent), format_money(line.forecast), interval, budget, state]
-
-
-def _format_time(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat()
 
 
 def _write_file(path: Path, content: bytes) -> None:

@@ -95,14 +95,10 @@ def choose_grouping(by: Sequence[str], params: Mapping[str, Any]) -> tuple[str, 
 
 def query_params(params: Mapping[str, Any], hub: Client) -> dict[str, Any]:
     """The query parameters of the hub's API."""
-    since, until = times.parse_window(
-        add_zone(params["since"] or "-1d", params), add_zone(params["until"] or "now", params), hub
-    )
-    return {
-        "since": times.seconds(since),
-        "until": times.seconds(until),
-        "of": [f"{name}={value}" for name, value in params["of"]],
-    }
+    start, end = add_zone(params["since"] or "-1d", params), add_zone(params["until"] or "now", params)
+    since, until = times.parse_window(start, end, hub)
+    filters = [f"{name}={value}" for name, value in params["of"]]
+    return {"since": times.seconds(since), "until": times.seconds(until), "of": filters}
 
 
 def add_zone(text: str, params: Mapping[str, Any]) -> str:
@@ -140,12 +136,9 @@ def read_job_hours(params: Mapping[str, Any], book: Any = None) -> list[Any]:
 def _print_report(answer: answers.UsageReport) -> None:
     click.echo(f"{format_window(answer)}; GPU-hours")
     lines = answer.lines
+    amounts = (*lines, answer.total)
     # A column of zeros is omitted, except `unknown`.
-    columns = [
-        name
-        for name in HOUR_COLUMNS
-        if name == "unknown" or any(attrgetter(name)(line) for line in (*lines, answer.total))
-    ]
+    columns = [name for name in HOUR_COLUMNS if name == "unknown" or any(map(attrgetter(name), amounts))]
     if any(line.unmeasured for line in lines):
         columns.insert(columns.index("allocated") + 1, "unmeasured")
     has_energy = any(line.kwh for line in lines)

@@ -6,9 +6,10 @@ import io
 import select
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import chain
 from os import fstat
 from pathlib import Path
 from typing import Any
@@ -62,24 +63,23 @@ def command(files: Sequence[str], as_json: bool) -> None:
     """
     paths = [Path(name) for name in files if name != "-"]
     examines_node = not files and not _has_input(sys.stdin.fileno())
-    outputs = local_commands.run_commands() if examines_node else ()
-    node_streams = (bundles.Stream(output.command, io.BytesIO(output.text)) for output in outputs)
-    streams = node_streams if examines_node else _open_streams(files, paths)
-    with _progress(paths) as bar:
+    if examines_node:
+        outputs = local_commands.run_commands()
+        streams: Iterable[bundles.Stream] = (
+            bundles.Stream(output.command, io.BytesIO(output.text)) for output in outputs
+        )
+    else:
+        piped = bundles.open_stream("-", sys.stdin.buffer) if "-" in files or not files else ()
+        streams = chain(piped, bundles.open_all(paths))
+    # A progress bar on a terminal if the size is known.
+    is_shown = bool(paths) and sys.stderr.isatty()
+    length = bundles.total_bytes(paths) if is_shown else 0
+    with click.progressbar(length=length, label="reading", file=sys.stderr) if is_shown else nullcontext() as bar:
         answer = examine.examine(streams, bar.update if bar is not None else lambda _: None)
     if examines_node and (missing_commands := local_commands.find_missing_commands()):
         answer = replace(answer, notes=(*answer.notes, *missing_commands), is_partial=True)
-    if as_json:
-        options.print_json(report.as_plain(answer))
-    else:
-        _print_report(answer)
+    options.print_result(report.as_plain(answer), _describe(answer), as_json=as_json)
     sys.exit(int(answer.verdict))
-
-
-def _open_streams(files: Sequence[str], paths: Sequence[Path]) -> Iterator[bundles.Stream]:
-    if "-" in files or not files:
-        yield from bundles.open_stream("-", sys.stdin.buffer)
-    yield from bundles.open_all(paths)
 
 
 def _has_input(descriptor: int) -> bool:
@@ -90,51 +90,33 @@ def _has_input(descriptor: int) -> bool:
     return stat.S_ISFIFO(mode) and bool(select.select([descriptor], [], [], 0.5)[0])
 
 
-def _progress(paths: Sequence[Path]) -> Any:
-    """A progress bar on a terminal if the size is known, else nothing."""
-    if not paths or not sys.stderr.isatty():
-        return nullcontext(None)
-    return click.progressbar(length=bundles.total_bytes(paths), label="reading", file=sys.stderr)
-
-
-def _print_report(answer: report.DoctorReport) -> None:
+def _describe(answer: report.DoctorReport) -> Iterator[str]:
     for source in answer.inputs:
         problem = f" ({source.problem})" if source.problem else ""
-        click.echo(f"{source.name}: {recognise.title_of(source.kind)}{problem}")
+        yield f"{source.name}: {recognise.title_of(source.kind)}{problem}"
     if answer.events:
-        click.echo(f"{len(answer.events):,} event{'s' if len(answer.events) > 1 else ''}")
+        yield f"{len(answer.events):,} event{'s' if len(answer.events) > 1 else ''}"
     if not answer.findings:
-        click.echo(
-            "No problem found in the input."
-            if answer.verdict == 0 or answer.is_partial
-            else "Unknown: nothing in the input can be judged."
-        )
+        is_healthy = answer.verdict == 0 or answer.is_partial
+        yield "No problem found in the input." if is_healthy else "Unknown: nothing in the input can be judged."
     problems = {f"{source.name}: {source.problem}" for source in answer.inputs}
-    for note in answer.notes:
-        if note not in problems:
-            click.echo(f"note: {note}")
+    yield from (f"note: {note}" for note in answer.notes if note not in problems)
     for number, finding in enumerate(answer.findings, 1):
-        click.echo()
-        _print_finding(number, finding)
+        yield ""
+        yield from _describe_finding(number, finding)
 
 
-def _print_finding(number: int, finding: report.DoctorFinding) -> None:
+def _describe_finding(number: int, finding: report.DoctorFinding) -> Iterator[str]:
     certainty = "certain" if finding.confidence >= CERTAIN else "likely" if finding.confidence >= LIKELY else "possible"
-    click.echo(
-        click.style(f"{number}. {finding.title}", bold=True)
-        + f"  [{finding.cause}, {certainty}, {finding.confidence:.2f}]"
-    )
+    title = click.style(f"{number}. {finding.title}", bold=True)
+    yield f"{title}  [{finding.cause}, {certainty}, {finding.confidence:.2f}]"
     if finding.where:
-        click.echo("   where: " + ", ".join(f"{name} {_format_value(value)}" for name, value in finding.where.items()))
-    click.echo(f"   why: {finding.why}")
+        places = ((name, value if isinstance(value, list) else [value]) for name, value in finding.where.items())
+        yield "   where: " + ", ".join(f"{name} {', '.join(map(str, values))}" for name, values in places)
+    yield f"   why: {finding.why}"
     for evidence in finding.evidence[:MAX_EVIDENCE]:
-        click.echo(click.style(f"   {evidence.input}:{evidence.line}: {evidence.text[:160]}", dim=True))
+        yield click.style(f"   {evidence.input}:{evidence.line}: {evidence.text[:160]}", dim=True)
     for step in finding.actions:
         risk = "" if step.risk.value == "none" else f"  (risk: {step.risk.value})"
-        click.echo(f"   action: {step.do}{risk}" + (f"\n       {step.command}" if step.command else ""))
-    for text in finding.ruled_out[:3]:
-        click.echo(f"   excluded: {text}")
-
-
-def _format_value(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        yield f"   action: {step.do}{risk}" + (f"\n       {step.command}" if step.command else "")
+    yield from (f"   excluded: {text}" for text in finding.ruled_out[:3])

@@ -33,12 +33,9 @@ TIMEOUT = "20s"
 )
 @click.option("--bearer-token-file", metavar="FILE", type=PATH, help="File with the bearer token for --prometheus.")
 @click.option(
-    "--kubeconfig",
-    "kubeconfig_file",
-    metavar="FILE",
-    type=PATH,
+    "--kubeconfig", "kubeconfig_file", metavar="FILE", type=PATH,
     help="kubeconfig file of the cluster that runs the monitoring.",
-)
+)  # fmt: skip
 @click.option("--namespace", "-n", metavar="NAME", help="Read only this namespace, if you may not read all namespaces.")
 @click.option("--dashboards", metavar="DIR", type=PATH, help="Folder of Grafana dashboards (JSON) to check too.")
 @options.as_json
@@ -62,8 +59,7 @@ def command(
     if url is None and kubeconfig_file is None:
         raise click.UsageError("give --prometheus URL, --kubeconfig FILE, or both")
     panels = list(_read_panels(dashboards)) if dashboards is not None else []
-    stack = facts.Stack(panels=tuple(panels))
-    problems: list[str] = []
+    stack, problems = facts.Stack(panels=tuple(panels)), list[str]()
     if url is not None:
         try:
             stack = _read_prometheus(url, bearer_token_file, panels)
@@ -71,26 +67,17 @@ def command(
             problems.append(str(error))
     if kubeconfig_file is not None:
         stack = replace(stack, kubernetes=asyncio.run(_read_kubernetes(kubeconfig_file, namespace)))
-    _print_findings(stack, problems, as_json=as_json)
-
-
-def _print_findings(stack: facts.Stack, problems: Sequence[str], *, as_json: bool) -> None:
     findings, sources = examine.examine(stack), examine.list_sources(stack)
     cluster = stack.kubernetes
     is_unknown = bool(problems) or (cluster is not None and len(cluster.unread) == len(gather.KINDS))
-    if as_json:
-        options.print_json({"findings": wire.to_plain(findings), "looked_at": sources, "unread": list(problems)})
-    else:
-        for line in [*sources, *(f"not read: {problem}" for problem in problems)]:
-            click.echo(line)
-        for number, finding in enumerate(findings, 1):
-            click.echo()
-            click.echo(click.style(f"{number}. {finding.title}", bold=True) + f"  [{finding.check}]")
-            for line in finding.evidence:
-                click.echo(click.style(f"   {line}", dim=True))
-            click.echo(f"   action: {finding.fix}")
-        if not findings:
-            click.echo("Unknown: nothing could be read." if is_unknown else "No problem found.")
+    lines = [*sources, *(f"not read: {problem}" for problem in problems)]
+    for number, finding in enumerate(findings, 1):
+        lines += ["", click.style(f"{number}. {finding.title}", bold=True) + f"  [{finding.check}]"]
+        lines += [*(click.style(f"   {line}", dim=True) for line in finding.evidence), f"   action: {finding.fix}"]
+    if not findings:
+        lines.append("Unknown: nothing could be read." if is_unknown else "No problem found.")
+    plain = {"findings": wire.to_plain(findings), "looked_at": sources, "unread": problems}
+    options.print_result(plain, lines, as_json=as_json)
     raise SystemExit(1 if findings else 3 if is_unknown else 0)
 
 

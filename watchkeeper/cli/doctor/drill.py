@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,36 +20,18 @@ LOG_SECONDS = 60.0
 @click.command("drill")
 @click.option("--scenario", "names", metavar="NAME", multiple=True, help="Run only this fault; repeatable.")
 @click.option(
-    "--hours",
-    "--healthy-hours",
-    "healthy_hours",
-    type=click.FloatRange(0, 10_000),
-    default=1.0,
+    "--hours", "--healthy-hours", "healthy_hours", type=click.FloatRange(0, 10_000), default=1.0,
     help="Hours of a healthy fleet to simulate; 0 skips it.",
-)
+)  # fmt: skip
 @click.option(
-    "--gpus",
-    "--healthy-gpus",
-    "healthy_gpus",
-    type=click.IntRange(1, 20_000),
-    default=256,
+    "--gpus", "--healthy-gpus", "healthy_gpus", type=click.IntRange(1, 20_000), default=256,
     help="GPUs of the healthy fleet, split into one fleet per core.",
-)
+)  # fmt: skip
 @click.option("--pairs", is_flag=True, help="Also inject two faults at once on one node; each must be diagnosed.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Number of processes.  [default: one per core]")
 @click.option("--tell", is_flag=True, help="Send the score to the hub, for its drills page and metrics.")
 @options.with_hub_and_json
-def command(
-    names: tuple[str, ...],
-    *,
-    hub: Client,
-    tell: bool,
-    healthy_hours: float,
-    healthy_gpus: int,
-    pairs: bool,
-    workers: int | None,
-    as_json: bool,
-) -> None:
+def command(names: tuple[str, ...], hub: Client, tell: bool, pairs: bool, as_json: bool, **size: Any) -> None:
     """Run simulated faults through the real pipeline at full speed and score detection and diagnosis.
 
     Opens no port and changes no machine: samples, kernel logs, rules, incidents, diagnoses and dry runs stay in this
@@ -64,7 +46,7 @@ def command(
     scenarios = scenario.load_scenarios()
     selected = tuple(scenario.find_scenario(scenarios, name).name for name in names) or tuple(scenarios)
     began = perf_counter()
-    plan = game_day.GameDayPlan(selected, healthy_hours, healthy_gpus, workers=workers, pairs=PAIRS if pairs else ())
+    plan = game_day.GameDayPlan(selected, **size, pairs=PAIRS if pairs else ())
     progress = Progress(log_seconds=LOG_SECONDS)
     try:
         day = game_day.run(plan, on_progress=progress.update)
@@ -80,30 +62,20 @@ def command(
 
 
 def _print_score(day: game_day.GameDayResult, *, seconds: float) -> None:
-    def format_yes_no(is_right: bool) -> str:
-        return "yes" if is_right else "NO"
-
-    score = day.score
-    rows = [
-        [
-            result.name,
-            format_yes_no(result.detected),
-            "" if result.seconds_to_detect is None else f"{result.seconds_to_detect:g} s",
-            ""
-            if result.budget_seconds is None
-            else f"{result.budget_seconds:g} s{'' if result.within_budget else ' LATE'}",
-            format_yes_no(result.place_right),
-            format_yes_no(result.severity_right),
-            format_yes_no(result.diagnosed),
-        ]
-        for result in score.scenarios
-    ]
+    score, rows = day.score, []
+    for result in score.scenarios:
+        after = "" if result.seconds_to_detect is None else f"{result.seconds_to_detect:g} s"
+        allowed = "" if result.budget_seconds is None else f"{result.budget_seconds:g} s"
+        allowed += " LATE" if allowed and not result.within_budget else ""
+        right = (result.detected, result.place_right, result.severity_right, result.diagnosed)
+        detected, *others = ("yes" if is_right else "NO" for is_right in right)
+        rows.append([result.name, detected, after, allowed, *others])
     options.print_table(["scenario", "detected", "after", "allowed", "place", "severity", "cause"], rows)
     for mistake in score.mistakes:
         click.echo(f"mistake: {mistake}")
-    right = sum(result.is_right for result in score.scenarios)
+    right_count = sum(result.is_right for result in score.scenarios)
     click.echo(
-        f"{right} of {len(score.scenarios)} right; {score.false_pages} false pages; "
+        f"{right_count} of {len(score.scenarios)} right; {score.false_pages} false pages; "
         f"{score.false_alarms_per_1000_gpu_hours:g} false alarms per 1,000 GPU-hours over {day.healthy.gpu_hours:g} "
         f"GPU-hours; {seconds:.0f} s"
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 import click
@@ -39,29 +41,25 @@ def command(paths: Sequence[Path], show_all: bool, as_json: bool) -> None:
     """
     verdicts = files.judge_files(paths, rulefile.load_rules([rule_loops.SHIPPED_RULES]))
     counts = Counter(verdict.compatibility for verdict in verdicts)
-    if as_json:
-        counts_json = {compatibility.value: counts[compatibility] for compatibility in ORDER}
-        options.print_json({"counts": counts_json, "verdicts": wire.to_plain(verdicts)})
-    else:
-        _print_verdicts(verdicts, show_all=show_all)
-        for compatibility, text in VERDICT_TEXTS.items():
-            click.echo(f"{counts[compatibility]:>6}  {text}")
+    counts_json = {compatibility.value: counts[compatibility] for compatibility in ORDER}
+    lines = _verdict_lines(verdicts if show_all else [verdict for verdict in verdicts if _is_notable(verdict)])
+    lines += [f"{counts[compatibility]:>6}  {text}" for compatibility, text in VERDICT_TEXTS.items()]
+    options.print_result({"counts": counts_json, "verdicts": wire.to_plain(verdicts)}, lines, as_json=as_json)
     if not verdicts:
         raise click.UsageError("nothing to read: give .csv, .yaml or .json files, or folders that contain them")
     raise SystemExit(1 if counts[Compatibility.CHANGES] or counts[Compatibility.CANNOT] else 0)
 
 
-def _print_verdicts(verdicts: Sequence[files.MigrationVerdict], *, show_all: bool) -> None:
-    file = None
-    for verdict in verdicts:
-        if verdict.compatibility is Compatibility.WORKS and not verdict.why and not show_all:
-            continue
-        if verdict.file != file:
-            file = verdict.file
-            click.echo(click.style(file, bold=True))
-        place = f"{verdict.where}: " if verdict.where else ""
-        click.echo(f"  {verdict.compatibility:<8} {place}{' '.join(verdict.subject.split())[:120]}")
-        for why in verdict.why:
-            click.echo(f"           {why}")
-    if file is not None:
-        click.echo()
+def _is_notable(verdict: files.MigrationVerdict) -> bool:
+    return verdict.compatibility is not Compatibility.WORKS or bool(verdict.why)
+
+
+def _verdict_lines(verdicts: Sequence[files.MigrationVerdict]) -> list[str]:
+    lines: list[str] = []
+    for file, group in groupby(verdicts, key=attrgetter("file")):
+        lines.append(click.style(file, bold=True))
+        for verdict in group:
+            place = f"{verdict.where}: " if verdict.where else ""
+            lines.append(f"  {verdict.compatibility:<8} {place}{' '.join(verdict.subject.split())[:120]}")
+            lines += [f"           {why}" for why in verdict.why]
+    return [*lines, ""] if lines else lines

@@ -23,6 +23,7 @@ from watchkeeper.readers import grafana_dashboard
 from watchkeeper.readers.clusters import kubeconfig
 
 PATH = click.Path(exists=True, path_type=Path)
+KUBECONFIG_HELP = "kubeconfig file of the cluster that runs the monitoring."
 # A busy Prometheus may need seconds to list its series.
 TIMEOUT = "20s"
 
@@ -32,10 +33,7 @@ TIMEOUT = "20s"
     "--prometheus", "url", metavar="URL", help="URL of a running Prometheus, for example http://127.0.0.1:9090."
 )
 @click.option("--bearer-token-file", metavar="FILE", type=PATH, help="File with the bearer token for --prometheus.")
-@click.option(
-    "--kubeconfig", "kubeconfig_file", metavar="FILE", type=PATH,
-    help="kubeconfig file of the cluster that runs the monitoring.",
-)  # fmt: skip
+@click.option("--kubeconfig", "kubeconfig_file", metavar="FILE", type=PATH, help=KUBECONFIG_HELP)
 @click.option("--namespace", "-n", metavar="NAME", help="Read only this namespace, if you may not read all namespaces.")
 @click.option("--dashboards", metavar="DIR", type=PATH, help="Folder of Grafana dashboards (JSON) to check too.")
 @options.as_json

@@ -15,18 +15,14 @@ if TYPE_CHECKING:
     from watchkeeper.drill import game_day
 
 LOG_SECONDS = 60.0
+HOURS, HOURS_HELP = click.FloatRange(0, 10_000), "Hours of a healthy fleet to simulate; 0 skips it."
+GPUS_HELP = "GPUs of the healthy fleet, split into one fleet per core."
 
 
 @click.command("drill")
 @click.option("--scenario", "names", metavar="NAME", multiple=True, help="Run only this fault; repeatable.")
-@click.option(
-    "--hours", "--healthy-hours", "healthy_hours", type=click.FloatRange(0, 10_000), default=1.0,
-    help="Hours of a healthy fleet to simulate; 0 skips it.",
-)  # fmt: skip
-@click.option(
-    "--gpus", "--healthy-gpus", "healthy_gpus", type=click.IntRange(1, 20_000), default=256,
-    help="GPUs of the healthy fleet, split into one fleet per core.",
-)  # fmt: skip
+@click.option("--hours", "--healthy-hours", "healthy_hours", type=HOURS, default=1.0, help=HOURS_HELP)
+@click.option("--gpus", "--healthy-gpus", "healthy_gpus", type=click.IntRange(1, 20_000), default=256, help=GPUS_HELP)
 @click.option("--pairs", is_flag=True, help="Also inject two faults at once on one node; each must be diagnosed.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Number of processes.  [default: one per core]")
 @click.option("--tell", is_flag=True, help="Send the score to the hub, for its drills page and metrics.")

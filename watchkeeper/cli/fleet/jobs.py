@@ -182,9 +182,7 @@ def _print_list(lines: Sequence[JobLine], answer: answers.JobList) -> None:
         [
             job.id, job.name if job.name not in job.id else "", job.team or UNMAPPED, job.state,
             str(job.gpus), str(job.nodes), _format_known(job.used, ".0%"), _format_known(job.memory_used, ".0%"),
-            job.bound_by.replace("_", " "), _format_known(job.goodput, ".0%"),
-            _format_known(job.cost.amount if job.cost else None, ",.0f", f" {job.cost.currency}" if job.cost else ""),
-            format_note(job),
+            job.bound_by.replace("_", " "), _format_known(job.goodput, ".0%"), _format_cost(job.cost), format_note(job),
         ]
         for job in lines
     ]  # fmt: skip
@@ -249,6 +247,10 @@ def _print_replay(replay: answers.ReplicasReplay | None, window: str) -> None:
 def _print_problems(answer: answers.JobList | answers.ReplicaList) -> None:
     for problem in answer.problems:
         click.echo(f"note: {problem}", err=True)
+
+
+def _format_cost(cost: Money | None) -> str:
+    return UNKNOWN if cost is None else _format_known(cost.amount, ",.0f", f" {cost.currency}")
 
 
 def _format_known(value: float | None, form: str, unit: str = "") -> str:

@@ -14,15 +14,11 @@ import click
 from watchkeeper.config import loading, settings
 from watchkeeper.kit import logs
 
+CONFIG_HELP = "Settings file (TOML); see docs/reference/settings.md."
+
 
 @click.command("hub")
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Settings file (TOML); see docs/reference/settings.md.",
-)
+@click.option("--config", "config_file", type=click.Path(path_type=Path), metavar="FILE", help=CONFIG_HELP)
 @click.option("--host", help="Address to listen on; overrides [hub] host.")
 @click.option("--port", type=click.IntRange(0, 65_535), help="Port to listen on; overrides [hub] port.")
 @click.option("--data", metavar="DIR", help="Data directory; overrides [hub] data.")

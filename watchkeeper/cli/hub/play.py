@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from watchkeeper.hub.services import Services
 
 HOST = "127.0.0.1"
+SPEED_HELP = "Play at this multiple of real time.  [default: show the end of the recording]"
 
 
 @click.command("play")
@@ -28,11 +29,7 @@ HOST = "127.0.0.1"
 @click.option(
     "--port", type=click.IntRange(0, 65_535), default=9490, help="Port of the console; 0 selects a free port."
 )
-@click.option(
-    "--speed",
-    type=click.FloatRange(0.1, 1000),
-    help="Play at this multiple of real time.  [default: show the end of the recording]",
-)
+@click.option("--speed", type=click.FloatRange(0.1, 1000), help=SPEED_HELP)
 @options.as_json
 def command(file: Path, port: int, speed: float | None, as_json: bool) -> None:
     """Show a recording in the console and answer queries about it, on the loopback address only.
@@ -51,10 +48,10 @@ def command(file: Path, port: int, speed: float | None, as_json: bool) -> None:
     recorded = recording.read(file, progress=lambda lines: progress.update(f"Reading: {lines:,} lines"))
     if as_json:
         progress.clear()
-        span = {"from": wire.format_time(clock.from_ms(recorded.header.from_ms))}
-        span["to"] = wire.format_time(clock.from_ms(recorded.header.to_ms))
-        source = {"cluster": recorded.header.cluster, "hub_version": recorded.header.hub_version}
-        options.print_json({"file": str(file), **span, **source, **recorded.counts()})
+        header = recorded.header
+        span = {"from": clock.from_ms(header.from_ms), "to": clock.from_ms(header.to_ms)}
+        source = {"cluster": header.cluster, "hub_version": header.hub_version}
+        options.print_json({"file": str(file), **wire.to_plain(span), **source, **recorded.counts()})
         return
     engine = replay_hub.load_engine(recorded, progress=lambda part: progress.update(f"Loading: {part:.0%}"))
     progress.clear()

@@ -18,6 +18,7 @@ from watchkeeper.model.labels import Labels
 
 # One point for each column of a wide terminal.
 POINTS = 150
+CHART_HELP = "Show a range query as a chart or a table.  [default: a chart on a terminal]"
 # Brackets by the bucket's boundary rule in the Prometheus API: includes the upper, the lower, none, or both bounds.
 BUCKET_STARTS, BUCKET_ENDS = "([([", "]))]"
 
@@ -28,25 +29,10 @@ BUCKET_STARTS, BUCKET_ENDS = "([([", "]))]"
 @click.option("--from", "start", metavar="TIME", help="Start of a range query, for example -1h.")
 @click.option("--to", "end", metavar="TIME", help="End of a range query.  [default: now]")
 @click.option("--step", metavar="DURATION", help=f"Step of a range query.  [default: {POINTS} points]")
-@click.option(
-    "--chart/--table",
-    "as_chart",
-    default=None,
-    help="Show a range query as a chart or a table.  [default: a chart on a terminal]",
-)
+@click.option("--chart/--table", "as_chart", default=None, help=CHART_HELP)
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @options.with_hub_and_json
-def command(
-    hub: Client,
-    expr: str,
-    at: str | None,
-    start: str | None,
-    end: str | None,
-    step: str | None,
-    as_chart: bool | None,
-    as_csv: bool,
-    as_json: bool,
-) -> None:
+def command(hub: Client, expr: str, at: str | None, start: str | None, as_json: bool, **params: Any) -> None:
     """Run a PromQL query on a hub.
 
     \b
@@ -54,11 +40,15 @@ def command(
     watchkeeper query 'avg(DCGM_FI_PROF_SM_ACTIVE)' --from -1h
     watchkeeper query 'avg(DCGM_FI_PROF_SM_ACTIVE)' --from 2026-01-31T09:00:00Z --to 2026-01-31T10:00:00Z --csv
     """
+    end, step, as_chart = params["end"], params["step"], params["as_chart"]
     if start is None and (end is not None or step is not None or as_chart):
         raise click.UsageError("--to, --step and --chart belong to a range query, which needs --from")
     if start is not None and at is not None:
         raise click.UsageError("--at is for an instant query, --from and --to for a range query: use one of them")
-    answer = query_range(hub, expr, start, end or "now", step=step) if start else query_instant(hub, expr, at)
+    if start:
+        answer = _query_range(hub, expr, start, end or "now", step=step)
+    else:
+        answer = hub.query_data(expr, at=at and times.seconds(times.parse_on_hub_clock(at, hub))).plain
     if as_json:
         options.print_json(answer)
         return
@@ -66,7 +56,7 @@ def command(
         for line in answer.get(kind, ()):
             click.echo(line, err=True)
     header, rows = tabulate(answer)
-    if as_csv:
+    if params["as_csv"]:
         sheet = io.StringIO()
         csv.writer(sheet).writerows([header, *rows])
         click.echo(sheet.getvalue(), nl=False)
@@ -80,11 +70,7 @@ def command(
         options.print_table(header, rows)
 
 
-def query_instant(hub: Client, expr: str, at: str | None) -> dict[str, Any]:
-    return hub.query_data(expr, at=None if at is None else times.seconds(times.parse_on_hub_clock(at, hub))).plain
-
-
-def query_range(hub: Client, expr: str, start: str, end: str, *, step: str | None) -> dict[str, Any]:
+def _query_range(hub: Client, expr: str, start: str, end: str, *, step: str | None) -> dict[str, Any]:
     since, until = times.parse_window(start, end, hub)
     if step is None:
         span_seconds = (until - since).total_seconds()
@@ -99,13 +85,10 @@ def split_labels(answer: dict[str, Any]) -> tuple[str, list[tuple[str, list[tupl
     """
     matrix = [(Labels(series["metric"]), series["values"]) for series in answer["result"] if "values" in series]
     shared = set(matrix[0][0].pairs).intersection(*(labels.pairs for labels, _ in matrix)) if len(matrix) > 1 else set()
-    series = [
-        (
-            str(Labels(pair for pair in labels.pairs if pair not in shared)),
-            [(float(at), float(value)) for at, value in values],
-        )
-        for labels, values in matrix
-    ]
+    series = []
+    for labels, values in matrix:
+        name = str(Labels(pair for pair in labels.pairs if pair not in shared))
+        series.append((name, [(float(at), float(value)) for at, value in values]))
     return str(Labels(shared)) if shared else "", series
 
 
@@ -114,19 +97,17 @@ def tabulate(answer: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     kind, result = answer["resultType"], answer["result"]
     if kind in ("scalar", "string"):
         return ["value"], [[result[1]]]
-    if kind == "vector":
-        rows = [[str(Labels(series["metric"])), _format_value(series)] for series in result]
-        return ["series", "value"], rows
     rows = []
     for series in result:
+        name = str(Labels(series["metric"]))
+        if kind == "vector":
+            has_number = "value" in series
+            rows.append([name, str(series["value"][1]) if has_number else _format_histogram(series["histogram"][1])])
+            continue
         histograms = [(at, _format_histogram(histogram)) for at, histogram in series.get("histograms", ())]
         for at, value in sorted([*series.get("values", ()), *histograms]):
-            rows.append([str(Labels(series["metric"])), times.utc(datetime.fromtimestamp(at, UTC)), value])
-    return ["series", "time", "value"], rows
-
-
-def _format_value(series: dict[str, Any]) -> str:
-    return str(series["value"][1]) if "value" in series else _format_histogram(series["histogram"][1])
+            rows.append([name, times.utc(datetime.fromtimestamp(at, UTC)), value])
+    return ["series", "value"] if kind == "vector" else ["series", "time", "value"], rows
 
 
 def _format_histogram(histogram: dict[str, Any]) -> str:

@@ -49,8 +49,6 @@ def command(
     finally:
         progress.clear()
         partial.unlink(missing_ok=True)
-    if as_json:
-        span = {"from": wire.format_time(since), "to": wire.format_time(until)}
-        options.print_json({"file": str(file), "bytes": size, **span})
-        return
-    click.echo(f"{file}: {size / 2**20:.1f} MiB, {since:%Y-%m-%dT%H:%M:%SZ} to {until:%Y-%m-%dT%H:%M:%SZ}")
+    span = {"from": wire.format_time(since), "to": wire.format_time(until)}
+    line = f"{file}: {size / 2**20:.1f} MiB, {times.utc(since)} to {times.utc(until)}"
+    options.print_result({"file": str(file), "bytes": size, **span}, [line], as_json=as_json)

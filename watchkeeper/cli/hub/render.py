@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,18 +16,14 @@ from watchkeeper.render import tree
 
 # A larger directory is a mistake, for example a home directory.
 MAX_FILES = 5_000
-MARKS = {
-    tree.FileStatus.NEW: "+",
-    tree.FileStatus.CHANGED: "~",
-    tree.FileStatus.UNCHANGED: "=",
-    tree.FileStatus.REMOVED: "-",
-    tree.FileStatus.EDITED: "!",
-    tree.FileStatus.FOREIGN: "!",
-}
-STATUS_TEXTS = {
-    tree.FileStatus.EDITED: "edited since it was rendered",
-    tree.FileStatus.FOREIGN: "exists and was not rendered",
-    tree.FileStatus.REMOVED: "no longer rendered",
+# The mark of each status, and what it means.
+STATUS_MARKS = {
+    tree.FileStatus.NEW: ("+", ""),
+    tree.FileStatus.CHANGED: ("~", ""),
+    tree.FileStatus.UNCHANGED: ("=", ""),
+    tree.FileStatus.REMOVED: ("-", "no longer rendered"),
+    tree.FileStatus.EDITED: ("!", "edited since it was rendered"),
+    tree.FileStatus.FOREIGN: ("!", "exists and was not rendered"),
 }
 EPILOG = "\b\nTargets:\n" + "\n".join(f"  {name:<13} {line}" for name, (_, line) in tree.TARGETS.items())
 
@@ -39,15 +36,7 @@ EPILOG = "\b\nTargets:\n" + "\n".join(f"  {name:<13} {line}" for name, (_, line)
 @click.option("--force", is_flag=True, help="Overwrite files that a person edited or created.")
 @click.option("--stdout", "to_stdout", is_flag=True, help="Print the files instead of writing them.")
 @options.as_json
-def command(
-    target: str,
-    directory: Path | None,
-    config_file: Path | None,
-    check: bool,
-    force: bool,
-    to_stdout: bool,
-    as_json: bool,
-) -> None:
+def command(target: str, directory: Path | None, check: bool, force: bool, as_json: bool, **params: Any) -> None:
     """Write the configuration files of TARGET into DIR; the same settings give the same files.
 
     Each file explains its use and has a digest. Output marks new (+), changed (~), unchanged (=) and removed (-) files.
@@ -58,9 +47,9 @@ def command(
     watchkeeper render prometheus /etc/prometheus --config hub.toml
     watchkeeper render alertmanager out --check
     """
-    if (directory is None) != to_stdout:
+    if (directory is None) != params["to_stdout"]:
         raise click.UsageError("give either DIR or --stdout")
-    files = tree.with_stamps(tree.load(target)(loading.load(config_file)), target)
+    files = tree.with_stamps(tree.load(target)(loading.load(params["config_file"])), target)
     if directory is None:
         for number, file in enumerate(files):
             title = f"==> {file.path} <==\n" if len(files) > 1 else ""
@@ -68,10 +57,9 @@ def command(
         return
     steps = tree.plan(files, _read_directory(directory), target)
     refused = [step for step in steps if step.status.is_refused and not force]
-    if not check:
-        for step in steps:
-            if step not in refused:
-                _apply_step(directory, step)
+    for step in steps if not check else ():
+        if step not in refused:
+            _apply_step(directory, step)
     _print_report(steps, is_written=not check, refused=refused, as_json=as_json)
     if refused or (check and any(step.status is not tree.FileStatus.UNCHANGED for step in steps)):
         raise SystemExit(1)
@@ -84,11 +72,8 @@ def _read_directory(directory: Path) -> dict[str, str]:
         if path.is_file():
             texts[path.relative_to(directory).as_posix()] = path.read_bytes().decode("utf-8", "replace")
         if len(texts) > MAX_FILES:
-            raise StartRefused(
-                f"has more than {MAX_FILES:,} files, so it is not a directory for rendered files",
-                where=str(directory),
-                remedy="Render into a separate directory",
-            )
+            problem = f"has more than {MAX_FILES:,} files, so it is not a directory for rendered files"
+            raise StartRefused(problem, where=str(directory), remedy="Render into a separate directory")
     return texts
 
 
@@ -109,15 +94,14 @@ def _apply_step(directory: Path, step: tree.PlanStep) -> None:
 def _print_report(
     steps: Sequence[tree.PlanStep], *, is_written: bool, refused: Sequence[tree.PlanStep], as_json: bool
 ) -> None:
-    if as_json:
-        rows = [{"path": step.path, "standing": step.status, "refused": step in refused} for step in steps]
-        options.print_json({"ok": not refused, "written": is_written, "files": rows})
-        return
+    rows = [{"path": step.path, "standing": step.status, "refused": step in refused} for step in steps]
+    lines = []
     for step in steps:
-        reason = STATUS_TEXTS.get(step.status, "")
-        click.echo(f"{MARKS[step.status]} {step.path}" + (f"  ({reason})" if reason else ""))
+        mark, reason = STATUS_MARKS[step.status]
+        lines.append(f"{mark} {step.path}" + (f"  ({reason})" if reason else ""))
     counts = {status: sum(step.status is status for step in steps) for status in tree.FileStatus}
     summary = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    click.echo(summary if is_written else f"{summary}; nothing was written")
-    if refused:
+    lines.append(summary if is_written else f"{summary}; nothing was written")
+    options.print_result({"ok": not refused, "written": is_written, "files": rows}, lines, as_json=as_json)
+    if refused and not as_json:
         click.echo("Files marked ! were not changed. Review them, then use --force to overwrite them", err=True)

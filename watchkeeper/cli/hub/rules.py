@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from watchkeeper.store import recording
 
 EXISTING_PATH = click.Path(exists=True, path_type=Path)
-FILE = click.Path(exists=True, path_type=Path, dir_okay=False)
 
 
 @click.group("rules", cls=options.FullHelpGroup)
@@ -47,14 +46,13 @@ def check(files: tuple[Path, ...], as_json: bool) -> None:
         if not as_json:
             click.echo(f"{len(problems)} problem{'s' if len(problems) > 1 else ''} found", err=True)
         raise SystemExit(1) from error
-    if as_json:
-        options.print_json({"ok": True, "problems": [], "rules": len(rule_set.rules), "groups": len(rule_set.groups)})
-        return
-    click.echo(f"{len(rule_set.rules)} rules in {len(rule_set.groups)} groups: no problem found")
+    rules, rule_groups = len(rule_set.rules), len(rule_set.groups)
+    plain = {"ok": True, "problems": [], "rules": rules, "groups": rule_groups}
+    options.print_result(plain, [f"{rules} rules in {rule_groups} groups: no problem found"], as_json=as_json)
 
 
 @command.command("slo")
-@click.argument("file", type=FILE)
+@click.argument("file", type=options.EXISTING_FILE)
 def write_slo(file: Path) -> None:
     """Print the rule file for the SLOs in FILE (see packs/slo.yaml)."""
     from watchkeeper.rules import slo
@@ -71,14 +69,12 @@ def reload_rules(hub: Client, as_json: bool) -> None:
     printed, the exit code is 1, and the previous rules stay active.
     """
     reloaded = hub.reload_rules()
-    if as_json:
-        options.print_json(reloaded.plain)
-    else:
-        click.echo(f"{reloaded.rules} rules in {reloaded.groups} groups are active")
+    line = f"{reloaded.rules} rules in {reloaded.groups} groups are active"
+    options.print_result(reloaded.plain, [line], as_json=as_json)
 
 
 @command.command("test")
-@click.argument("files", nargs=-1, required=True, type=FILE)
+@click.argument("files", nargs=-1, required=True, type=options.EXISTING_FILE)
 @options.as_json
 def test(files: tuple[Path, ...], as_json: bool) -> None:
     """Run test FILES in promtool's format on the embedded engine; exit code 1 if a test fails."""
@@ -105,18 +101,16 @@ def test(files: tuple[Path, ...], as_json: bool) -> None:
 @click.option("--from", "start", metavar="TIME", default="-1h", help=f"Start of the replay: {times.FORMATS}.")
 @click.option("--to", "end", metavar="TIME", default="now", help="End; with --record, `now` is the recording's end.")
 @click.option(
-    "--record", "recording_file", type=FILE, metavar="FILE", help="Replay this recording, not a hub's history."
+    "--record",
+    "recording_file",
+    type=options.EXISTING_FILE,
+    metavar="FILE",
+    help="Replay this recording, not a hub's history.",
 )
 @click.option("--interval", type=options.Duration(), default="15s", help="Interval of rule groups that set none.")
 @options.with_hub_and_json
 def replay(
-    hub: Client,
-    files: tuple[Path, ...],
-    start: str,
-    end: str,
-    recording_file: Path | None,
-    interval: float,
-    as_json: bool,
+    hub: Client, files: tuple[Path, ...], recording_file: Path | None, interval: float, as_json: bool, **window: str
 ) -> None:
     """Evaluate rule FILES on history and print the alerts that would have fired, as a timeline.
 
@@ -134,18 +128,17 @@ def replay(
     rule_set, progress = rulefile.load_rules(files), Progress()
     try:
         if recording_file is not None:
-            recorded, since, until = _read_recording(recording_file, start, end, progress)
+            recorded, since, until = _read_recording(recording_file, progress, **window)
         else:
-            since, until = times.parse_window(start, end, hub)
+            since, until = times.parse_window(window["start"], window["end"], hub)
             recorded = _fetch_recording(hub, rule_set, since, until, progress=progress)
         written = series_read.of_rules(rule_set).written
         recorded.series = [series for series in recorded.series if series[0].name not in written]
         engine = replay_hub.load_engine(recorded, progress=lambda part: progress.update(f"Loading: {part:.0%}"))
-        window = replays.ReplayWindow(clock.to_ms(since), clock.to_ms(until), interval)
         timeline = replays.replay(
             rule_set,
             engine,
-            window,
+            replays.ReplayWindow(clock.to_ms(since), clock.to_ms(until), interval),
             appender=engine.appender,
             progress=lambda at, count: progress.update(f"Rule {at + 1} of {count}"),
         )
@@ -157,7 +150,7 @@ def replay(
 
 
 def _read_recording(
-    path: Path, start: str, end: str, progress: Progress
+    path: Path, progress: Progress, *, start: str, end: str
 ) -> tuple[recording.Recording, datetime, datetime]:
     from watchkeeper.store import recording
 
@@ -176,16 +169,14 @@ def _fetch_recording(
     from watchkeeper.store import recording
 
     read = series_read.of_rules(rule_set)
-    early = clock.from_ms(clock.to_ms(since) - read.lookback_ms)
+    chunks = hub.recording(
+        start=times.seconds(clock.from_ms(clock.to_ms(since) - read.lookback_ms)),
+        end=times.seconds(until),
+        matches=read.selectors(),
+        progress=lambda size: progress.update(f"From the hub: {size / 2**20:.1f} MiB"),
+    )
     with tempfile.NamedTemporaryFile(suffix=".wkrec") as file:
-        chunks = hub.recording(
-            start=times.seconds(early),
-            end=times.seconds(until),
-            matches=read.selectors(),
-            progress=lambda size: progress.update(f"From the hub: {size / 2**20:.1f} MiB"),
-        )
-        for chunk in chunks:
-            file.write(chunk)
+        file.writelines(chunks)
         file.flush()
         return recording.read(Path(file.name))
 
@@ -193,11 +184,8 @@ def _fetch_recording(
 def _print_timeline(timeline: replays.Timeline, since: datetime, until: datetime, *, as_json: bool) -> None:
     fired = timeline.fired
     if as_json:
-        span = {"from": wire.format_time(since), "to": wire.format_time(until), "steps": timeline.steps}
-        episodes = [wire.to_plain(episode) for episode in timeline.episodes]
-        options.print_json(
-            {**span, "fired": len(fired), "episodes": episodes, "failures": wire.to_plain(timeline.failures)}
-        )
+        span = {"from": since, "to": until, "steps": timeline.steps, "fired": len(fired)}
+        options.print_json(wire.to_plain({**span, "episodes": timeline.episodes, "failures": timeline.failures}))
         return
     width = max(20, shutil.get_terminal_size().columns - 62)
     for episode in fired:
@@ -219,11 +207,6 @@ def _draw_bar(episode: replays.Episode, since: datetime, until: datetime, *, wid
     def column_of(at: datetime) -> int:
         return min(width - 1, max(0, int((at - since) / (until - since) * width)))
 
-    line = [" "] * width
-    last = column_of(episode.ended_at or until)
-    for column in range(column_of(episode.active_at), last + 1):
-        line[column] = "."
-    if episode.fired_at is not None:
-        for column in range(column_of(episode.fired_at), last + 1):
-            line[column] = "="
-    return "".join(line)
+    start, last = column_of(episode.active_at), column_of(episode.ended_at or until)
+    fired = last + 1 if episode.fired_at is None else column_of(episode.fired_at)
+    return (" " * start + "." * (fired - start) + "=" * (last + 1 - fired)).ljust(width)

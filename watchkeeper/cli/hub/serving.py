@@ -67,14 +67,8 @@ def open_listener(configured: settings.Settings) -> Iterator[HubListener]:
     local_host = url_host if addresses.is_loopback(host) else "127.0.0.1"
     with contextlib.closing(server_socket):
         scheme = "http" if certificates is None else "https"
-        yield HubListener(
-            server_socket,
-            auth_files,
-            certificates,
-            f"{scheme}://{url_host}:{port}",
-            f"{scheme}://{local_host}:{port}",
-            agent_token,
-        )
+        url, local_url = (f"{scheme}://{name}:{port}" for name in (url_host, local_host))
+        yield HubListener(server_socket, auth_files, certificates, url, local_url, agent_token)
 
 
 async def serve(
@@ -94,9 +88,8 @@ async def serve(
     steps = build_in_steps(build)
     wal_prefetch.run_while_reading(configured.samples_path, steps)
     store.open()
-    listener.auth_files.load_session_key(
-        Path(configured.hub.session_key_file or Path(configured.hub.data) / "session.key")
-    )
+    session_key = configured.hub.session_key_file or Path(configured.hub.data) / "session.key"
+    listener.auth_files.load_session_key(Path(session_key))
     try:
         async with asyncio.TaskGroup() as group:
             await serve_while_building(build, listener, group, steps=steps, stop=stop)
@@ -136,14 +129,10 @@ async def serve_while_building(
     build: HubBuilder, listener: HubListener, group: asyncio.TaskGroup, *, steps: Iterator[None], stop: asyncio.Event
 ) -> None:
     """Serve queries on the samples that are read, finish building the hub, then start it."""
-    startup, is_serving = (
-        startup_app.StartupApp(build.store.runtime, build.store.queries, auth_files=listener.auth_files),
-        asyncio.Event(),
-    )
+    startup = startup_app.StartupApp(build.store.runtime, build.store.queries, auth_files=listener.auth_files)
+    is_serving, certificates = asyncio.Event(), listener.certificates
     server_task = group.create_task(
-        server.serve(
-            startup, listener.server_socket, stop=stop, certificates=listener.certificates, is_serving=is_serving
-        )
+        server.serve(startup, listener.server_socket, stop=stop, certificates=certificates, is_serving=is_serving)
     )
     await is_serving.wait()
     await startup.yield_to_requests()
@@ -171,6 +160,5 @@ async def finish_imports(stop: asyncio.Event) -> None:
 
 
 def add_discovery_url(configured: settings.Settings, url: str) -> settings.Settings:
-    """Add an http_sd URL to the settings."""
     fleet = replace(configured.fleet, sd_urls=(*configured.fleet.sd_urls, url))
     return replace(configured, fleet=fleet)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+from typing import Any
 
 import click
 
@@ -12,6 +13,8 @@ from watchkeeper.cli import options
 from watchkeeper.client import answers
 from watchkeeper.client.hub import Client
 from watchkeeper.kit import durations
+
+AFTER_HELP = "Seconds until --scenario faults begin."
 
 
 @click.group("sim", cls=options.FullHelpGroup)
@@ -49,12 +52,10 @@ def inject(hub: Client, fault: str, place: str | None, as_json: bool) -> None:
             raise click.BadParameter(f"`{gpu}` is not the index of a GPU; write {node}:3", param_hint="NODE[:GPU]")
         body |= {"node": node} | ({"gpu": int(gpu)} if gpu else {})
     answer = hub.inject(body)
-    if as_json:
-        options.print_json(answer.plain)
-        return
     place = answer.node if answer.gpu is None else f"{answer.node}:{answer.gpu}"
     start_text = f" {begins}" if (begins := _format_start(answer)) else ""
-    click.echo(f"{answer.scenario} at {place}{start_text} (fault {answer.id}); expected cause: {answer.truth.cause}.")
+    about = f"{answer.scenario} at {place}{start_text} (fault {answer.id})"
+    options.print_result(answer.plain, [f"{about}; expected cause: {answer.truth.cause}."], as_json=as_json)
 
 
 @command.command("faults")
@@ -86,26 +87,19 @@ def end(hub: Client, fault_id: str) -> None:
 
 
 @command.command("run")
-@click.option("--gpus", type=click.IntRange(1, 200_000), default=512, help="Number of simulated GPUs, eight per node.")
+@options.gpu_count
 @click.option(
     "--port", type=click.IntRange(0, 65_535), default=9481, help="Port on the loopback address; 0 selects a free port."
 )
-@click.option("--seed", type=int, default=1, help="Random seed; the same seed gives the same fleet.")
+@options.seed
 @click.option("--speed", type=click.FloatRange(0.1, 1000), default=1.0, help="Simulated seconds per second.")
-@click.option("--epoch", type=float, help="Start of the simulated clock, seconds since 1970.  [default: now]")
+@click.option(
+    "--epoch", "epoch_seconds", type=float, help="Start of the simulated clock, seconds since 1970.  [default: now]"
+)
 @click.option("--scenario", "scenarios", multiple=True, help="Inject this fault at the start; repeatable.")
-@click.option("--scenario-after", type=click.IntRange(0), default=0, help="Seconds until --scenario faults begin.")
+@click.option("--scenario-after", "scenarios_after_seconds", type=click.IntRange(0), default=0, help=AFTER_HELP)
 @click.option("--announce", is_flag=True, help="Print only the URL, and stop at the end of standard input.")
-def run(
-    gpus: int,
-    port: int,
-    seed: int,
-    speed: float,
-    epoch: float | None,
-    scenarios: tuple[str, ...],
-    scenario_after: int,
-    announce: bool,
-) -> None:
+def run(announce: bool, **params: Any) -> None:
     """Serve a simulated fleet on this machine until stopped."""
     from watchkeeper.cli import processes
     from watchkeeper.kit import logs, memory
@@ -113,15 +107,7 @@ def run(
 
     memory.release_eagerly()
     logs.configure(level="warning" if announce else "info")
-    settings = server.SimSettings(
-        gpus=gpus,
-        port=port,
-        seed=seed,
-        speed=speed,
-        epoch_seconds=epoch,
-        scenarios=scenarios,
-        scenarios_after_seconds=scenario_after,
-    )
+    settings = server.SimSettings(**params)
     with contextlib.closing(server.open_listener(settings)) as listener:
         # The socket queues connections from here on, so the printed URL can be used at once.
         listener.listen()

@@ -40,16 +40,11 @@ def command(hub: Client, as_json: bool) -> None:
 def _format_row(slo: answers.SloStatus) -> list[str]:
     since = f" since {times.utc(slo.since)}" if slo.since else ""
     incidents = f" {', '.join(slo.incidents)}" if slo.incidents else ""
+    shares = ((slo.indicator, 3), (slo.objective, 3), (slo.left, 1))
     return [
         slo.name,
         ", ".join(slo.labels.values()) or "no samples",
-        _format_percent(slo.indicator, digits=3),
-        _format_percent(slo.objective, digits=3),
-        _format_percent(slo.left, digits=1),
+        *(UNKNOWN if share is None else f"{100 * share:.{digits}f} %" for share, digits in shares),
         *(UNKNOWN if burn.rate is None else f"{burn.rate:.3g}" for burn in slo.burn_rates),
         slo.state.replace("_", " ") + since + incidents,
     ]
-
-
-def _format_percent(value: float | None, *, digits: int) -> str:
-    return UNKNOWN if value is None else f"{100 * value:.{digits}f} %"

@@ -50,10 +50,8 @@ def backup_command(directory: Path, locations: Any) -> None:
     from watchkeeper.store import backup
 
     result = backup.back_up(locations, directory)
-    click.echo(
-        f"{directory}: {result.blocks} blocks ({result.linked_bytes / 2**20:.1f} MiB linked),"
-        f" {result.copied_bytes / 2**20:.1f} MiB copied"
-    )
+    linked, copied = (f"{size / 2**20:.1f} MiB" for size in (result.linked_bytes, result.copied_bytes))
+    click.echo(f"{directory}: {result.blocks} blocks ({linked} linked), {copied} copied")
 
 
 @command.command("restore")

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from watchkeeper.agent import agent
-from watchkeeper.cli import processes
+from watchkeeper.cli import options, processes
 from watchkeeper.client.address import DEFAULT_URL
 from watchkeeper.config import loading, settings
 from watchkeeper.errors import StartRefused
@@ -32,13 +32,13 @@ MODE_HELP = "Auto-repair: observe and suggest run nothing, ask needs approval, a
 
 
 @click.command("up")
-@click.option("--gpus", type=click.IntRange(1, 200_000), default=512, help="Number of simulated GPUs, eight per node.")
+@options.gpu_count
 @click.option("--scenario", "scenarios", multiple=True, metavar="NAME", help="Inject this fault; repeatable.")
 @click.option("--host", default="127.0.0.1", help="Address to listen on; beyond loopback it needs --tokens.")
 @click.option("--port", type=click.IntRange(0, 65_535), default=9480, help="Port of the console; 0 is any free port.")
 @click.option("--data", "directory", metavar="DIR", help="Data directory.  [default: in the user's state directory]")
 @click.option("--tokens", metavar="FILE", help="File of access tokens, one `name role token` per line.")
-@click.option("--seed", type=int, default=1, help="Random seed; the same seed gives the same fleet.")
+@options.seed
 @click.option("--speed", type=click.FloatRange(0.1, 100), default=1.0, help="Simulated seconds per second.")
 @click.option("--mode", type=click.Choice([mode.value for mode in trust.Mode]), default="observe", help=MODE_HELP)
 @click.option("--verbose", is_flag=True, help="Log at level debug.")
@@ -63,11 +63,8 @@ def command(gpus: int, scenarios: tuple[str, ...], seed: int, speed: float, verb
     configured = demo_settings(**hub, gpus=gpus)
     memory.release_eagerly()
     memory.collect_garbage_rarely()
-    asyncio.run(
-        processes.run_until_stopped(
-            lambda stop: run(configured, simulator_options, clock.ScaledClock(speed=speed), stop=stop)
-        )
-    )
+    time = clock.ScaledClock(speed=speed)
+    asyncio.run(processes.run_until_stopped(lambda stop: run(configured, simulator_options, time, stop=stop)))
 
 
 def demo_settings(

@@ -51,9 +51,8 @@ def add(name: str, role: str, no_password: bool, file: Path) -> None:
     current_users = users.load_users(file) if file.exists() else ()
     _require_valid(users.check_name, name)
     if any(user.name == name for user in current_users):
-        raise SettingsError(
-            f"user {name} exists", where=str(file), remedy=f"Change the password with `watchkeeper users passwd {name}`"
-        )
+        remedy = f"Change the password with `watchkeeper users passwd {name}`"
+        raise SettingsError(f"user {name} exists", where=str(file), remedy=remedy)
     hash = None if no_password else users.hash_password(_read_password())
     users.write_users(file, [*current_users, auth.User(name, auth.Role(role), hash)])
     click.echo(f"User {name} added to {file} as {role}. The hub uses this file if [hub] users names it.")

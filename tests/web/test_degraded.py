@@ -38,5 +38,5 @@ def test_top_shows_degraded_in_its_header(site: Site) -> None:
 
 
 def test_an_assistant_sees_that_the_hub_is_degraded(site: Site) -> None:
-    fleet = json.loads(mcp_tools.ReadTools(Client(site.url)).fleet({}))
+    fleet = json.loads(mcp_tools.ReadTools(Client(site.url)).fleet_overview({}))
     assert fleet["hub"]["degraded"] == [PROBLEM]

@@ -139,7 +139,7 @@ node_cluster = click.option("--cluster", metavar="NAME", help="Cluster of the no
 expected_gpus = click.option(
     "--expected-gpus", type=click.IntRange(0, 1024), help="Number of GPUs that a node should have."
 )
-busy_ok = click.option("--busy-ok", is_flag=True, help="Also test GPUs that are in use.")
+busy_ok = click.option("--busy-ok", "is_busy_ok", is_flag=True, help="Also test GPUs that are in use.")
 python = click.option(
     "--python", metavar="PATH", default=sys.executable, show_default=False, help="Python interpreter with torch."
 )

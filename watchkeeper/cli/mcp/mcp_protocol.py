@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 HANDSHAKE_VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 MODERN_VERSIONS = ("2026-07-28",)
+SUPPORTED_VERSIONS = [*MODERN_VERSIONS, *HANDSHAKE_VERSIONS]
 META = "io.modelcontextprotocol/"
 # The longest message is a pasted log.
 MAX_LINE_BYTES = 8 * 1024 * 1024
@@ -92,10 +93,10 @@ class McpServer:
         self._tools = {tool.name: tool for tool in tools}
         self._resources = {resource.uri: resource for resource in resources}
         self._server = {"name": "watchkeeper", "title": "Watchkeeper", "version": version}
-        self._instructions = instructions
+        self._about = {"capabilities": {"tools": {}, "resources": {}}, "instructions": instructions}
         self._methods: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "initialize": self._initialize,
-            "server/discover": self._discover,
+            "server/discover": lambda _: {"supportedVersions": SUPPORTED_VERSIONS, **self._about},
             "ping": lambda _: {},
             "tools/list": lambda _: {"tools": [tool.as_json() for tool in self._tools.values()]},
             "tools/call": self._call_tool,
@@ -137,27 +138,14 @@ class McpServer:
     def _initialize(self, params: dict[str, Any]) -> dict[str, Any]:
         requested = params.get("protocolVersion")
         version = requested if requested in HANDSHAKE_VERSIONS else HANDSHAKE_VERSIONS[0]
-        return {
-            "protocolVersion": version,
-            "capabilities": {"tools": {}, "resources": {}},
-            "serverInfo": self._server,
-            "instructions": self._instructions,
-        }
-
-    def _discover(self, _: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "supportedVersions": [*MODERN_VERSIONS, *HANDSHAKE_VERSIONS],
-            "capabilities": {"tools": {}, "resources": {}},
-            "instructions": self._instructions,
-        }
+        return {"protocolVersion": version, "serverInfo": self._server, **self._about}
 
     def _call_tool(self, params: dict[str, Any]) -> dict[str, Any]:
         """The result of a tool; an error of a tool is a result too, so that the model reads the reason."""
         tool, arguments = self._tools.get(str(params.get("name"))), params.get("arguments") or {}
         if tool is None or not isinstance(arguments, dict):
-            raise ProtocolError(
-                INVALID_PARAMS, f"unknown tool {str(params.get('name'))[:60]}; list tools with tools/list"
-            )
+            name = str(params.get("name"))[:60]
+            raise ProtocolError(INVALID_PARAMS, f"unknown tool {name}; list tools with tools/list")
         problem = tool.find_problem(arguments)
         try:
             text = tool.call(arguments) if problem is None else problem
@@ -197,7 +185,7 @@ def _is_modern(params: Mapping[str, Any]) -> bool:
     if not isinstance(meta, dict) or version is None:
         return False
     if version not in MODERN_VERSIONS:
-        versions = {"supported": [*MODERN_VERSIONS, *HANDSHAKE_VERSIONS], "requested": str(version)}
+        versions = {"supported": SUPPORTED_VERSIONS, "requested": str(version)}
         raise ProtocolError(UNSUPPORTED_VERSION, f"unsupported protocol version {str(version)[:20]}", versions)
     if not isinstance(meta.get(f"{META}clientCapabilities"), dict):
         raise ProtocolError(INVALID_PARAMS, f"_meta lacks {META}clientCapabilities")

@@ -9,16 +9,18 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
-from watchkeeper.cli.mcp import runbooks
+import watchkeeper
+from watchkeeper.catalogue import causes
 from watchkeeper.cli.mcp.mcp_protocol import McpResource, McpTool
-from watchkeeper.client import answers, promql, reading
+from watchkeeper.client import answers, reading
 from watchkeeper.client.hub import Client
-from watchkeeper.errors import HubError
+from watchkeeper.errors import HubError, PackError
 from watchkeeper.kit import durations, wire
 
 # About 12,000 words: a large part of a model's context, but not all of it.
@@ -26,6 +28,10 @@ MAX_CHARACTERS = 60_000
 MAX_SERIES, MAX_POINTS = 100, 200
 MAX_ROWS = 500
 MAX_PASTED_CHARACTERS = 4_000_000
+LIMIT = {"type": "integer", "description": "maximum number of rows", "minimum": 1, "maximum": MAX_ROWS}
+# A wheel has the runbooks in packs (see pyproject.toml), a checkout in docs.
+PACKAGE_FOLDER = Path(watchkeeper.__file__).parent
+RUNBOOK_FOLDERS = (PACKAGE_FOLDER / "packs" / "runbooks", PACKAGE_FOLDER.parent / "docs" / "runbooks")
 INCIDENT_ID = "id of the incident, for example INC-1"
 
 
@@ -37,79 +43,78 @@ def tools(hub: Client, *, may_act: bool) -> list[McpTool]:
 
 def resources() -> list[McpResource]:
     return [
-        McpResource(f"watchkeeper://runbooks/{name}", name, title, partial(runbooks.read_runbook, name))
-        for name, title in runbooks.titles().items()
+        McpResource(f"watchkeeper://runbooks/{name}", name, title, partial(read_runbook, name))
+        for name, title in runbook_titles().items()
     ]
 
 
-def _fleet_tools(read_tools: ReadTools) -> Iterator[McpTool]:
-    yield McpTool(
-        "fleet_overview",
-        "Summarise the fleet: nodes by state, GPUs, open incidents, nodes with problems, free capacity.",
-        read_tools.fleet,
-    )
+def _tool(
+    call: Callable[[dict[str, Any]], str],
+    description: str,
+    /,
+    *required: str,
+    changes_fleet: bool = False,
+    **arguments: str | dict[str, Any],
+) -> McpTool:
+    """A tool with the name of its method; an argument is a JSON schema, or the description of a text."""
+    schemas = {
+        name: {"type": "string", "description": about} if isinstance(about, str) else about
+        for name, about in arguments.items()
+    }
+    return McpTool(call.__name__, description, call, schemas, required, changes_fleet)
+
+
+def _fleet_tools(read: ReadTools) -> Iterator[McpTool]:
+    description = "Summarise the fleet: nodes by state, GPUs, open incidents, nodes with problems, free capacity."
+    yield _tool(read.fleet_overview, description)
     description = "Show one node: state, scheduler state, GPUs with their holders, and an explanation of its state."
-    yield McpTool("node", description, read_tools.node, {"name": _text_argument("name of the node")}, ("name",))
+    yield _tool(read.node, description, "name", name="name of the node")
     description = "Show one GPU: node, holder, open incidents and newest readings."
-    yield McpTool("gpu", description, read_tools.gpu, {"name": _text_argument("UUID, or NODE/INDEX")}, ("name",))
-    description = "Run a PromQL query, instant or range; returns at most 100 series of 200 points."
-    arguments = {
-        "expr": _text_argument("PromQL expression"),
-        "since": _text_argument("length of a range query that ends now, for example 1h; omit for an instant query"),
-        "step": _text_argument("step of the range query, for example 5m"),
-    }
-    yield McpTool("query", description, read_tools.query, arguments, ("expr",))
+    yield _tool(read.gpu, description, "name", name="UUID, or NODE/INDEX")
+    yield _tool(
+        read.query,
+        "Run a PromQL query, instant or range; returns at most 100 series of 200 points.",
+        "expr",
+        expr="PromQL expression",
+        since="length of a range query that ends now, for example 1h; omit for an instant query",
+        step="step of the range query, for example 5m",
+    )
 
 
-def _incident_tools(read_tools: ReadTools) -> Iterator[McpTool]:
-    arguments = {"all": {"type": "boolean", "description": "include resolved incidents"}, "limit": _limit_argument()}
+def _incident_tools(read: ReadTools) -> Iterator[McpTool]:
     description = "List incidents, newest first, with cause, place, reason and next step."
-    yield McpTool("incidents", description, read_tools.incidents, arguments)
+    resolved = {"type": "boolean", "description": "include resolved incidents"}
+    yield _tool(read.incidents, description, all=resolved, limit=LIMIT)
     description = "Show one incident: ranked causes, evidence, excluded causes, blast radius, timeline, repair plan."
-    yield McpTool("incident", description, read_tools.incident, {"id": _text_argument(INCIDENT_ID)}, ("id",))
+    yield _tool(read.incident, description, "id", id=INCIDENT_ID)
     description = "Diagnose a pasted log or output: kernel log, nvidia-smi, NCCL, training, kubectl, Slurm."
-    yield McpTool(
-        "doctor", description, read_tools.doctor, {"text": _text_argument("log or output, unchanged")}, ("text",)
-    )
+    yield _tool(read.doctor, description, "text", text="log or output, unchanged")
     description = "Return the runbook of a cause as Markdown: how to confirm, fix and prevent it."
-    arguments = {"cause": _text_argument("cause id, for example gpu_fell_off_bus")}
-    yield McpTool("runbook", description, read_tools.runbook, arguments, ("cause",))
+    yield _tool(read.runbook, description, "cause", cause="cause id, for example gpu_fell_off_bus")
 
 
-def _workload_tools(read_tools: ReadTools) -> Iterator[McpTool]:
-    filters = {
-        "state": _text_argument("return only jobs in this state"),
-        "team": _text_argument("return only jobs of this team"),
-        "limit": _limit_argument(),
-    }
+def _workload_tools(read: ReadTools) -> Iterator[McpTool]:
     description = "List jobs, most severe problems first: efficiency, bottleneck, goodput, straggler."
-    yield McpTool("jobs", description, read_tools.jobs, filters)
+    filters: dict[str, Any] = {"state": "return only jobs in this state", "team": "return only jobs of this team"}
+    yield _tool(read.jobs, description, **filters, limit=LIMIT)
     description = "Show one job: GPU use, how to improve it, ranks, hardware events."
-    yield McpTool(
-        "job", description, read_tools.job, {"id": _text_argument("Slurm id, namespace/name, or name")}, ("id",)
-    )
-    window = {
-        "by": _text_argument("group by team (default), user, job, node, model, …"),
-        "since": _text_argument("length of the report, which ends now, for example 7d; default 1d"),
-    }
-    description = "Report GPU-hours: allocated, used, wasted, idle, lost, unknown."
-    yield McpTool("usage", description, read_tools.usage, window)
-    yield McpTool("cost", "Report cost by the hub's price book.", read_tools.cost, window)
+    yield _tool(read.job, description, "id", id="Slurm id, namespace/name, or name")
+    window: dict[str, Any] = {"by": "group by team (default), user, job, node, model, …"}
+    window["since"] = "length of the report, which ends now, for example 7d; default 1d"
+    yield _tool(read.usage, "Report GPU-hours: allocated, used, wasted, idle, lost, unknown.", **window)
+    yield _tool(read.cost, "Report cost by the hub's price book.", **window)
     description = "Show free capacity now, and forecast when the fleet is full, with an interval and advice."
-    arguments = {"horizon": _text_argument("how far ahead to forecast, for example 4w; default 7d")}
-    yield McpTool("capacity", description, read_tools.capacity, arguments)
+    yield _tool(read.capacity, description, horizon="how far ahead to forecast, for example 4w; default 7d")
 
 
-def _action_tools(actions: ActionTools) -> Iterator[McpTool]:
-    id = {"id": _text_argument(INCIDENT_ID)}
+def _action_tools(act: ActionTools) -> Iterator[McpTool]:
     description = "Acknowledge an incident: confirm that a person works on it."
-    yield McpTool("acknowledge", description, actions.acknowledge, id, ("id",), changes_fleet=True)
-    arguments = {**id, "text": _text_argument("text of the note")}
+    yield _tool(act.acknowledge, description, "id", changes_fleet=True, id=INCIDENT_ID)
     description = "Add a note to the timeline of an incident."
-    yield McpTool("note", description, actions.note, arguments, ("id", "text"), changes_fleet=True)
-    arguments = {**id, "digest": _text_argument("digest of the plan, from `repair` in the tool `incident`")}
+    yield _tool(act.note, description, "id", "text", changes_fleet=True, id=INCIDENT_ID, text="text of the note")
     description = "Approve the repair plan of an incident, which changes machines. Use only if a person told you to."
-    yield McpTool("approve", description, actions.approve, arguments, ("id", "digest"), changes_fleet=True)
+    digest = "digest of the plan, from `repair` in the tool `incident`"
+    yield _tool(act.approve, description, "id", "digest", changes_fleet=True, id=INCIDENT_ID, digest=digest)
 
 
 class ReadTools:
@@ -118,9 +123,10 @@ class ReadTools:
     def __init__(self, hub: Client) -> None:
         self._hub = hub
 
-    def fleet(self, _: dict[str, Any]) -> str:
+    def fleet_overview(self, _: dict[str, Any]) -> str:
         nodes, cards = self._hub.nodes(), self._hub.incidents()
         status = self._hub.status()
+        problem_nodes = [node for node in nodes if node.state != "up"]
         return truncated_json(
             {
                 "hub": _select_keys(status, "cluster", "version", "mode", "now", "simulated", "degraded"),
@@ -130,11 +136,7 @@ class ReadTools:
                 "standing": self._hub.free_capacity(),
                 "open_incidents_by_severity": Counter(card.severity for card in cards),
                 "open_incidents": [_summarise_incident(card) for card in cards],
-                "nodes_in_trouble": [
-                    {"name": node.name, "state": node.state, "why": node.why, "holders": node.holders}
-                    for node in nodes
-                    if node.state != "up"
-                ],
+                "nodes_in_trouble": [_pick(node, "name", "state", "why", "holders") for node in problem_nodes],
             }
         )
 
@@ -142,47 +144,36 @@ class ReadTools:
         answer = self._hub.who(arguments["name"])
         if not answer.nodes:
             raise HubError(f"no node {arguments['name'][:60]}", remedy="Find names with fleet_overview or query")
-        return truncated_json({"nodes": answer.plain["nodes"], "explained": self._explain("node", arguments["name"])})
-
-    def _explain(self, kind: str, name: str) -> str:
         try:
-            return self._hub.explain(kind, name).text
+            explained = self._hub.explain("node", arguments["name"]).text
         except HubError as error:
-            return f"unknown: {error}"
+            explained = f"unknown: {error}"
+        return truncated_json({"nodes": answer.plain["nodes"], "explained": explained})
 
     def gpu(self, arguments: dict[str, Any]) -> str:
         gpus = self._hub.who(arguments["name"]).gpus
         if not gpus:
             raise HubError(f"no GPU {arguments['name'][:60]}", remedy="Give a UUID, or NODE/INDEX")
         uuids = "|".join(gpu.uuid for gpu in gpus[:8])
-        readings = self._hub.query(f'{{__name__=~"DCGM_FI_DEV_.*",UUID=~"{uuids}"}}', limit=MAX_ROWS).series
-        return truncated_json(
-            {
-                "gpus": [gpu.plain for gpu in gpus],
-                "readings": {
-                    f"{series.labels.get('__name__')} {series.labels.get('UUID')}": series.newest for series in readings
-                },
-            }
-        )
+        matching = self._hub.query(f'{{__name__=~"DCGM_FI_DEV_.*",UUID=~"{uuids}"}}', limit=MAX_ROWS).series
+        readings = {
+            f"{series.labels.get('__name__')} {series.labels.get('UUID')}": series.newest for series in matching
+        }
+        return truncated_json({"gpus": [gpu.plain for gpu in gpus], "readings": readings})
 
     def query(self, arguments: dict[str, Any]) -> str:
+        expr = arguments["expr"]
         if "since" not in arguments:
-            result = self._hub.query(arguments["expr"], limit=MAX_SERIES)
+            result = self._hub.query(expr, limit=MAX_SERIES)
         else:
-            result = self._query_range(arguments)
+            seconds, end = _parse_seconds(arguments["since"]), self._hub.status().now
+            # The finest step that stays within the limit of points, unless a coarser one is requested.
+            step = max(1, round(seconds / MAX_POINTS), round(_parse_seconds(arguments.get("step", "1s"))))
+            start = end - timedelta(seconds=seconds)
+            result = self._hub.query_range(expr, start=start, end=end, step=f"{step}s")
         series = [{"labels": dict(entry.labels), "points": entry.points[-MAX_POINTS:]} for entry in result.series]
-        return truncated_json(
-            {"series": series[:MAX_SERIES], "series_shown": min(len(series), MAX_SERIES), "warnings": result.warnings}
-        )
-
-    def _query_range(self, arguments: dict[str, Any]) -> promql.QueryResult:
-        seconds, end = _parse_seconds(arguments["since"]), self._hub.status().now
-        # The finest step that stays within the limit of points, unless a coarser one is requested.
-        finest_step = max(1, round(seconds / MAX_POINTS))
-        step = max(finest_step, round(_parse_seconds(arguments["step"]))) if "step" in arguments else finest_step
-        return self._hub.query_range(
-            arguments["expr"], start=end - timedelta(seconds=seconds), end=end, step=f"{step}s"
-        )
+        shown = series[:MAX_SERIES]
+        return truncated_json({"series": shown, "series_shown": len(shown), "warnings": result.warnings})
 
     def incidents(self, arguments: dict[str, Any]) -> str:
         cards = self._hub.incidents(all=arguments.get("all", False))
@@ -190,16 +181,9 @@ class ReadTools:
         return truncated_json({"incidents": [_summarise_incident(card) for card in shown], "found": len(cards)})
 
     def incident(self, arguments: dict[str, Any]) -> str:
-        answer = self._hub.incident(arguments["id"])
-        repair = self._hub.repair(arguments["id"])
-        cause = answer.incident.cause
-        return truncated_json(
-            {
-                **answer.plain,
-                "repair": repair.plain,
-                "runbook": f"watchkeeper://runbooks/{runbooks.find_runbook(cause)}",
-            }
-        )
+        answer, repair = self._hub.incident(arguments["id"]), self._hub.repair(arguments["id"])
+        runbook = f"watchkeeper://runbooks/{causes.lookup(answer.incident.cause).runbook}"
+        return truncated_json({**answer.plain, "repair": repair.plain, "runbook": runbook})
 
     def doctor(self, arguments: dict[str, Any]) -> str:
         from watchkeeper.doctor import examine, report
@@ -212,7 +196,7 @@ class ReadTools:
         return truncated_json(report.as_plain(answer))
 
     def runbook(self, arguments: dict[str, Any]) -> str:
-        return runbooks.read_runbook(runbooks.find_runbook(arguments["cause"]))
+        return read_runbook(causes.lookup(arguments["cause"]).runbook)
 
     def jobs(self, arguments: dict[str, Any]) -> str:
         return truncated_json(_select_keys(self._hub.jobs(**{"limit": 50, **arguments}), "jobs", "total", "problems"))
@@ -240,9 +224,8 @@ class ReadTools:
         except HubError as error:
             # A new hub knows its free capacity but has too little history for a forecast.
             return truncated_json({**answer, "forecast": None, "why_not": str(error)})
-        return truncated_json(
-            {**answer, **{name: value for name, value in forecast.plain.items() if name not in ("ok", "history")}}
-        )
+        about = {name: value for name, value in forecast.plain.items() if name not in ("ok", "history")}
+        return truncated_json({**answer, **about})
 
 
 class ActionTools:
@@ -290,20 +273,16 @@ def _find_lists(value: Any, path: str = "") -> Iterator[tuple[str, list[Any]]]:
 
 
 def _summarise_incident(card: answers.IncidentCard) -> dict[str, Any]:
-    names = ("id", "title", "severity", "state", "cause", "place_name", "opened_at", "why", "next_step", "workloads")
-    return {name: wire.to_plain(getattr(card, name)) for name in names}
+    about = ("id", "title", "severity", "state", "cause", "place_name", "opened_at", "why", "next_step", "workloads")
+    return _pick(card, *about)
+
+
+def _pick(row: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in names}
 
 
 def _select_keys(answer: reading.HubAnswer, *names: str) -> dict[str, Any]:
     return {name: answer.plain[name] for name in names}
-
-
-def _text_argument(description: str) -> dict[str, Any]:
-    return {"type": "string", "description": description}
-
-
-def _limit_argument() -> dict[str, Any]:
-    return {"type": "integer", "description": "maximum number of rows", "minimum": 1, "maximum": MAX_ROWS}
 
 
 def _parse_seconds(text: str) -> float:
@@ -311,3 +290,21 @@ def _parse_seconds(text: str) -> float:
         return durations.parse_seconds(text)
     except ValueError as error:
         raise HubError(f"`{text[:40]}` is not a duration: {error}", remedy="Write for example 1h or 7d") from error
+
+
+@cache
+def runbook_titles() -> dict[str, str]:
+    """Names of all runbooks with what each is about; empty if none are installed."""
+    rows = {row.runbook: row.why for row in causes.all_causes()}
+    return {name: title for name, title in sorted(rows.items()) if _find_runbook(name) is not None}
+
+
+def read_runbook(name: str) -> str:
+    path = _find_runbook(name) if name in runbook_titles() else None
+    if path is None:
+        raise PackError(f"no runbook {name[:60]}", remedy="Use the cause of an incident")
+    return path.read_text(encoding="utf-8")
+
+
+def _find_runbook(name: str) -> Path | None:
+    return next((path for folder in RUNBOOK_FOLDERS if (path := folder / f"{name}.md").is_file()), None)

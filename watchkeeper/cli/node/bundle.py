@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -46,22 +47,14 @@ FIRST_USER_ID = 1000
     "-o", "--output", "file", required=True, type=click.Path(dir_okay=False, path_type=Path), help="tar.gz to write."
 )
 @options.force
-@click.option("--hide-names", is_flag=True, help="Replace names of nodes and people; secrets are always removed.")
+@click.option(
+    "--hide-names", "hides_names", is_flag=True, help="Replace names of nodes and people; secrets are always removed."
+)
 @click.option("--ask-node", is_flag=True, help="First order the node's agent to run a scan and nvidia-smi -q.")
 @click.option("--bug-report", is_flag=True, help=f"With --local: also run {BUG_REPORT}, which takes minutes.")
 @options.with_hub_and_json
 def command(
-    hub: Client,
-    file: Path,
-    force: bool,
-    incident: str | None,
-    node: str | None,
-    local: bool,
-    cluster: str | None,
-    hide_names: bool,
-    ask_node: bool,
-    bug_report: bool,
-    as_json: bool,
+    hub: Client, file: Path, force: bool, local: bool, ask_node: bool, bug_report: bool, as_json: bool, **subject: Any
 ) -> None:
     """Collect evidence for a repair or an RMA in one tar.gz with checksums; only you can read the file.
 
@@ -71,6 +64,7 @@ def command(
     watchkeeper bundle --incident INC-17 -o INC-17.tar.gz
     watchkeeper bundle --local --bug-report -o $(hostname).tar.gz
     """
+    incident, node, cluster, hides_names = (subject[name] for name in ("incident", "node", "cluster", "hides_names"))
     if [incident is not None, node is not None, local].count(True) != 1:
         raise click.UsageError("give one of --incident ID, --node NAME and --local")
     if bug_report and not local:
@@ -79,20 +73,16 @@ def command(
         raise click.UsageError("--ask-node needs a hub; --local reads this machine anyway")
     options.refuse_to_replace(file, force=force)
     if ask_node:
-        _order_evidence(hub, _find_node(hub, incident) if incident is not None else node or "", cluster)
+        asked_node = node or hub.incident(incident).incident.place.node
+        if not asked_node:
+            raise click.UsageError(f"--ask-node: {incident} is not about a single node")
+        _order_evidence(hub, asked_node, cluster)
     if local:
-        content = _collect_local(hide_names=hide_names, bug_report=bug_report)
+        content = _collect_local(hides_names=hides_names, bug_report=bug_report)
     else:
-        content = hub.bundle(incident=incident, node=node, cluster=cluster, hides_names=hide_names)
+        content = hub.bundle(**subject)
     evidence_file.save(file, content)
     _print_manifest(file, content, as_json=as_json)
-
-
-def _find_node(hub: Client, incident: str) -> str:
-    node = hub.incident(incident).incident.place.node
-    if not node:
-        raise click.UsageError(f"--ask-node: {incident} is not about a single node")
-    return node
 
 
 def _order_evidence(hub: Client, node: str, cluster: str | None) -> None:
@@ -107,34 +97,24 @@ def _order_evidence(hub: Client, node: str, cluster: str | None) -> None:
 
 def _print_manifest(file: Path, content: bytes, *, as_json: bool) -> None:
     manifest = wire.loads(dict, evidence_file.read(content)[evidence_file.MANIFEST])
-    missing = [entry for entry in manifest["pieces"] if "missing" in entry]
-    truncated = [entry for entry in manifest["pieces"] if "cut" in entry]
-    if as_json:
-        options.print_json({"file": str(file), "bytes": len(content), **manifest})
-        return
-    collected = len(manifest["pieces"]) - len(missing)
-    click.echo(f"{file}: {len(content) / 1024:.0f} KiB, {collected} files, {manifest['redacted']} redacted")
-    for entry in missing:
-        click.echo(f"  missing {entry['name']}: {entry['missing']}")
-    for entry in truncated:
-        click.echo(f"  truncated {entry['name']}: {entry['cut']}")
+    pieces = manifest["pieces"]
+    missing = [f"  missing {entry['name']}: {entry['missing']}" for entry in pieces if "missing" in entry]
+    truncated = [f"  truncated {entry['name']}: {entry['cut']}" for entry in pieces if "cut" in entry]
+    collected = f"{len(pieces) - len(missing)} files, {manifest['redacted']} redacted"
+    lines = [f"{file}: {len(content) / 1024:.0f} KiB, {collected}", *missing, *truncated]
+    options.print_result({"file": str(file), "bytes": len(content), **manifest}, lines, as_json=as_json)
 
 
-def _collect_local(*, hide_names: bool, bug_report: bool) -> bytes:
+def _collect_local(*, hides_names: bool, bug_report: bool) -> bytes:
     host, now = os.uname().nodename, clock.ScaledClock().now()
     no_report = BundleFile("nvidia-bug-report.log", missing_reason="not requested: --bug-report")
     bundle_files = [*_run_commands(), _run_scan(), _run_bug_report() if bug_report else no_report]
-    about = {
-        "bundle": "watchkeeper evidence",
-        "subject": host,
-        "place": f"this machine, {host}",
-        "version": __version__,
-    }
+    about = {"bundle": "watchkeeper evidence", "subject": host, "place": f"this machine, {host}"}
+    about["version"] = __version__
     names: dict[str, str] = {}
-    if hide_names:
-        user_names = [
-            name for uid, name in proc_programs.read_users(Path("/etc/passwd")).items() if uid >= FIRST_USER_ID
-        ]
+    if hides_names:
+        users = proc_programs.read_users(Path("/etc/passwd"))
+        user_names = [name for uid, name in users.items() if uid >= FIRST_USER_ID]
         names = {**redaction.pseudonyms(user_names, "person"), **redaction.pseudonyms([host], "node")}
     return evidence_file.pack(bundle_files, about, now=now, redaction_rules=evidence_file.Redaction(names))
 
@@ -154,17 +134,13 @@ def _run_commands() -> Iterator[BundleFile]:
 def _run_scan() -> BundleFile:
     line = [sys.executable, "-m", "watchkeeper.cli.main", "scan", "--json"]
     try:
-        completed = subprocess.run(
-            line, capture_output=True, timeout=SCAN_SECONDS, check=False, stdin=subprocess.DEVNULL
-        )
+        ran = subprocess.run(line, capture_output=True, timeout=SCAN_SECONDS, check=False, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
         return BundleFile("scan.json", missing_reason=f"the scan timed out after {SCAN_SECONDS:g} s")
-    if not completed.stdout:
-        return BundleFile(
-            "scan.json",
-            missing_reason=f"the scan exited with {completed.returncode}: {completed.stderr.decode()[-200:].strip()}",
-        )
-    return BundleFile("scan.json", completed.stdout)
+    if not ran.stdout:
+        problem = f"the scan exited with {ran.returncode}: {ran.stderr.decode()[-200:].strip()}"
+        return BundleFile("scan.json", missing_reason=problem)
+    return BundleFile("scan.json", ran.stdout)
 
 
 def _run_bug_report() -> BundleFile:

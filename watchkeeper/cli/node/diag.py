@@ -7,7 +7,8 @@ and saved for the agent's /metrics.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,63 +17,33 @@ import click
 from watchkeeper.agent import diag_page, node_facts
 from watchkeeper.cli.node import diag_fabric
 from watchkeeper.cli.node.gpu_choice import with_gpus
-from watchkeeper.cli.options import (
-    FullHelpGroup,
-    as_json,
-    busy_ok,
-    expected_gpus,
-    option_group,
-    print_json,
-    python,
-    spool,
-)
+from watchkeeper.cli.options import FullHelpGroup, as_json, busy_ok, expected_gpus, print_result, python, spool
 from watchkeeper.cli.progress import Progress
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import clock, durations, logs, wire
-from watchkeeper.model import diag, gpu_selectors
+from watchkeeper.model import diag
 from watchkeeper.probe.diag import plan, runner
 
 EXIT_CODES = {diag.DiagOutcome.PASSED: 0, diag.DiagOutcome.FAILED: 1, diag.DiagOutcome.CANNOT_TELL: 3}
+LEVEL_HELP = (
+    "Test level: 1 software and configuration; 2 adds speed and correctness; 3 adds full load; 4 loads for hours."
+)
 ENGINE_HELP = "Test engine at -r 2 and above; auto uses dcgmi if it is installed, else torch."
 VERDICT_ORDER = list(diag.DiagVerdict)
 
 
-# How GPUs are tested.
-with_test_options = option_group(
-    busy_ok,
-    click.option("--for", "length", metavar="DURATION", help="Length of full load.  [default: 3m at -r 3, 4h at -r 4]"),
-    expected_gpus,
-    click.option("--with", "engine", type=click.Choice(runner.ENGINES), default=runner.AUTO, help=ENGINE_HELP),
-    python,
-    spool,
-    click.option("--no-keep", is_flag=True, help="Do not save the result for the agent's /metrics, in --spool."),
-)
-
-
 @click.group("diag", cls=FullHelpGroup, invoke_without_command=True)
-@click.option(
-    "-r",
-    "--run",
-    "level",
-    type=click.IntRange(1, 4),
-    default=1,
-    help="Test level: 1 software and configuration; 2 adds speed and correctness; 3 adds full load; 4 loads for hours.",
-)
+@click.option("-r", "--run", "level", type=click.IntRange(1, 4), default=1, help=LEVEL_HELP)
 @as_json
 @with_gpus
-@with_test_options
-def command(
-    level: int,
-    as_json: bool,
-    busy_ok: bool,
-    length: str | None,
-    expected_gpus: int | None,
-    engine: str,
-    python: str,
-    spool: Path,
-    no_keep: bool,
-    selection: gpu_selectors.GpuSelection | None,
-) -> None:
+@busy_ok
+@click.option("--for", "length", metavar="DURATION", help="Length of full load.  [default: 3m at -r 3, 4h at -r 4]")
+@expected_gpus
+@click.option("--with", "engine", type=click.Choice(runner.ENGINES), default=runner.AUTO, help=ENGINE_HELP)
+@python
+@spool
+@click.option("--no-keep", is_flag=True, help="Do not save the result for the agent's /metrics, in --spool.")
+def command(level: int, as_json: bool, length: str | None, spool: Path, no_keep: bool, **test_options: Any) -> None:
     """Test the GPUs of this node; changes nothing on them and skips GPUs that are in use.
 
     Exit codes: 0 all tests passed, perhaps with warnings; 1 a test failed; 2 usage error; 3 unknown, for example
@@ -81,21 +52,16 @@ def command(
     if click.get_current_context().invoked_subcommand is not None:
         return
     logs.configure(level="critical")
-    options = runner.DiagOptions(
-        _parse_load_seconds(level, length),
-        selection,
-        is_busy_ok=busy_ok,
-        expected_gpus=expected_gpus,
-        engine=engine,
-        python=python,
-    )
+    options = runner.DiagOptions(_parse_load_seconds(level, length), **test_options)
     report = _run(level, options)
-    if as_json:
-        print_json(as_plain(report))
-    else:
-        _print_report(report)
-    if not no_keep:
-        _save_for_agent(report, spool)
+    # The documented shape: keys are added, never renamed.
+    print_result({"verdict": report.exit.value, **wire.to_plain(report)}, _describe(report), as_json=as_json)
+    # Without a spool no agent runs here.
+    if not no_keep and spool.is_dir():
+        try:
+            diag_page.ResultFile(spool).add(report)
+        except CollectError as error:
+            click.echo(f"The agent's /metrics will not show this run: {error}", err=True)
     sys.exit(EXIT_CODES[report.exit])
 
 
@@ -105,19 +71,13 @@ command.add_command(diag_fabric.command)
 def _run(level: int, options: runner.DiagOptions) -> diag.DiagReport:
     progress, now = _DiagProgress(), clock.ScaledClock().now()
     try:
-        return runner.run(
-            level, now=now, node=node_facts.NodeReader().read(), options=options, report_progress=progress.update
-        )
+        node = node_facts.NodeReader().read()
+        return runner.run(level, now=now, node=node, options=options, report_progress=progress.update)
     except KeyboardInterrupt:
         click.echo("\nStopped all tests; no result is saved.", err=True)
         raise
     finally:
         progress.clear()
-
-
-def as_plain(report: diag.DiagReport) -> dict[str, object]:
-    """The documented shape of `diag --json`; keys are added, never renamed."""
-    return {"verdict": report.exit.value, **wire.to_plain(report)}
 
 
 def _parse_load_seconds(level: int, length: str | None) -> float | None:
@@ -152,11 +112,11 @@ class _DiagProgress:
         self._progress.update(" · ".join(f"{name}: {text}" for name, text in self._status_by_runner.items())[:150])
 
 
-def _print_report(report: diag.DiagReport) -> None:
+def _describe(report: diag.DiagReport) -> Iterator[str]:
     places: dict[str | None, str] = {None: "node"} | {gpu.uuid: f"gpu {gpu.index}" for gpu in report.gpus}
     place_order = list(places)
     for gpu in report.gpus:
-        click.echo(f"gpu {gpu.index}  {gpu.model}  {gpu.uuid}")
+        yield f"gpu {gpu.index}  {gpu.model}  {gpu.uuid}"
 
     def rank(result: diag.TestResult) -> tuple[int, int]:
         place_rank = place_order.index(result.gpu) if result.gpu in places else len(place_order)
@@ -164,22 +124,9 @@ def _print_report(report: diag.DiagReport) -> None:
 
     for result in sorted(report.results, key=rank):
         place = places.get(result.gpu, result.gpu)
-        click.echo(f"  {result.verdict:<5} {place:<6} {result.test:<18} {result.why}")
-    counts = ", ".join(
-        f"{count} {verdict}"
-        for verdict in VERDICT_ORDER
-        if (count := sum(result.verdict is verdict for result in report.results))
-    )
-    click.echo(f"{report.exit.value.capitalize()}: {counts or 'nothing was tested'}, in {report.seconds:.1f} s.")
+        yield f"  {result.verdict:<5} {place:<6} {result.test:<18} {result.why}"
+    counted = Counter(result.verdict for result in report.results)
+    counts = ", ".join(f"{counted[verdict]} {verdict}" for verdict in VERDICT_ORDER if counted[verdict])
+    yield f"{report.exit.value.capitalize()}: {counts or 'nothing was tested'}, in {report.seconds:.1f} s."
     if report.stopped:
-        click.echo(f"Stopped early: {report.stopped}")
-
-
-def _save_for_agent(report: diag.DiagReport, spool: Path) -> None:
-    """Save the result for the agent's /metrics; without a spool no agent runs here."""
-    if not spool.is_dir():
-        return
-    try:
-        diag_page.ResultFile(spool).add(report)
-    except CollectError as error:
-        click.echo(f"The agent's /metrics will not show this run: {error}", err=True)
+        yield f"Stopped early: {report.stopped}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import click
 
@@ -32,15 +33,7 @@ CPU_RANKS = 4
 @options.busy_ok
 @options.python
 def command(
-    as_json: bool,
-    nodes: int | None,
-    node_rank: int | None,
-    master: str | None,
-    backend: str,
-    ranks: int | None,
-    expected: float | None,
-    busy_ok: bool,
-    python: str,
+    as_json: bool, backend: str, ranks: int | None, expected: float | None, is_busy_ok: bool, python: str, **nodes: Any
 ) -> None:
     """Measure all-reduce over all GPUs, then the bandwidth of every pair.
 
@@ -49,22 +42,17 @@ def command(
     or a failed rank, 2 usage error, 3 unknown.
     """
     logs.configure(level="critical")
-    count, rank, host, port = find_rendezvous(os.environ, nodes=nodes, node_rank=node_rank, master=master)
-    gpus = (
-        _select_gpus(ranks, is_busy_ok=busy_ok)
-        if backend == "nccl"
-        else tuple(f"cpu{number}" for number in range(ranks or CPU_RANKS))
-    )
+    count, rank, host, port = find_rendezvous(os.environ, **nodes)
+    gpus = tuple(f"cpu{number}" for number in range(ranks or CPU_RANKS))
+    if backend == "nccl":
+        gpus = _select_gpus(ranks, is_busy_ok=is_busy_ok)
     if count * len(gpus) < 2:
         click.echo(f"A link test needs at least 2 ranks; {count} node with {len(gpus)} GPU has fewer.", err=True)
         sys.exit(options.EXIT_UNKNOWN)
     plan = launcher.FabricPlan(gpus, backend, os.uname().nodename, nodes=count, node_rank=rank, host=host, port=port)
     plan = replace(plan, expected=expected, python=python)
     report = launcher.run(plan, lambda test: click.echo(f"{test}…", err=True) if sys.stderr.isatty() else None)
-    if as_json:
-        options.print_json(as_plain(report))
-    else:
-        _print_report(report)
+    options.print_result(as_plain(report), _describe(report), as_json=as_json)
     sys.exit(report.exit_code)
 
 
@@ -93,9 +81,8 @@ def find_rendezvous(
 
 
 def _select_gpus(ranks: int | None, *, is_busy_ok: bool) -> tuple[str, ...]:
-    with scan_readings.running_sampler(
-        scan_readings.ReadingOptions(choice.choose_families()), clock.ScaledClock()
-    ) as sampler:
+    reading = scan_readings.ReadingOptions(choice.choose_families())
+    with scan_readings.running_sampler(reading, clock.ScaledClock()) as sampler:
         gpus = sampler.snapshot().gpus
     busy = [gpu.index for gpu in gpus if float(gpu.values.get("DCGM_FI_DEV_FB_USED", 0.0)) > runner.MAX_IDLE_MIB]  # type: ignore[arg-type]
     if busy and not is_busy_ok:
@@ -109,21 +96,17 @@ def as_plain(report: pairwise.FabricReport) -> dict[str, object]:
     return {
         "ranks": [{"node": rank.node, "gpu": rank.gpu} for rank in report.ranks],
         "allreduce": [
-            {
-                "bytes": reduction.size_bytes,
-                "seconds": reduction.seconds,
-                "bus_gb_per_second": reduction.bus_gb_per_second,
-            }
-            for reduction in report.reductions
+            {"bytes": row.size_bytes, "seconds": row.seconds, "bus_gb_per_second": row.bus_gb_per_second}
+            for row in report.reductions
         ],
         "pairs": wire.to_plain(report.pairs),
         "results": wire.to_plain(report.results),
     }
 
 
-def _print_report(report: pairwise.FabricReport) -> None:
+def _describe(report: pairwise.FabricReport) -> Iterator[str]:
     for reduction in report.reductions:
         size, milliseconds = f"{reduction.size_bytes / 2**20:6.0f} MiB", f"{reduction.seconds * 1e3:9.3f} ms"
-        click.echo(f"all-reduce  {size}  {milliseconds}  {reduction.bus_gb_per_second:8.2f} GB/s bus bandwidth")
+        yield f"all-reduce  {size}  {milliseconds}  {reduction.bus_gb_per_second:8.2f} GB/s bus bandwidth"
     for result in report.results:
-        click.echo(f"  {result.verdict:<5} {result.test:<14} {result.why}")
+        yield f"  {result.verdict:<5} {result.test:<14} {result.why}"

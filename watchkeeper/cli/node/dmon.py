@@ -20,6 +20,7 @@ from watchkeeper.readers.nvml import choice, families
 DEFAULT_FIELDS = (
     "DCGM_FI_DEV_GPU_UTIL,DCGM_FI_DEV_FB_USED,DCGM_FI_DEV_GPU_TEMP,DCGM_FI_DEV_POWER_USAGE,DCGM_FI_DEV_SM_CLOCK"
 )
+FIELDS_HELP = "DCGM field names or ids, separated by commas."
 # Repeat the header after this many lines, so that it stays on the screen.
 LINES_PER_HEADER = 40
 NOT_AVAILABLE = "N/A"
@@ -28,14 +29,7 @@ PREFIXES = ("DCGM_FI_DEV_", "DCGM_FI_", "watchkeeper_gpu_")
 
 
 @click.command("dmon")
-@click.option(
-    "-e",
-    "--fields",
-    "field_names",
-    metavar="FIELDS",
-    default=DEFAULT_FIELDS,
-    help="DCGM field names or ids, separated by commas.",
-)
+@click.option("-e", "--fields", "field_names", metavar="FIELDS", default=DEFAULT_FIELDS, help=FIELDS_HELP)
 @click.option("-d", "--delay", type=click.FloatRange(0.5, 3600), default=1.0, help="Seconds between readings.")
 @click.option("-c", "--count", type=click.IntRange(0), default=0, help="Number of readings; 0 repeats until Ctrl-C.")
 @with_gpus
@@ -61,15 +55,12 @@ def command(
         # On standard error, because standard output is for programs. A lost GPU has no line.
         for fault in sampler.faults():
             click.echo(f"{fault.cause}: {fault.evidence}", err=True)
-        if not sampler.snapshot().gpus:
+        gpus = sampler.snapshot().gpus
+        if not gpus:
             sys.exit(EXIT_UNKNOWN)
-        unmatched = (
-            selection.unmatched_texts(map(selectable_gpu, sampler.snapshot().gpus)) if selection is not None else []
-        )
-        if unmatched:
+        if selection is not None and (unmatched := selection.unmatched_texts(map(selectable_gpu, gpus))):
             raise click.UsageError(f"no GPU {', '.join(unmatched)} on this node; list GPUs with `watchkeeper gpus`")
-        rounds = 0
-        lines = 0
+        rounds = lines = 0
         while True:
             since = time.monotonic() - 2 * delay - 1
             rows = [row for gpu in sampler.snapshot().gpus for row in select_rows(gpu, selection, fresh_since=since)]
@@ -92,10 +83,8 @@ def field_ids() -> dict[int, str]:
 def find_field(text: str) -> families.NvmlFamily:
     """Find a field by DCGM id or name, old or new, or by Watchkeeper's name."""
     name = field_ids().get(int(text), text) if text.isascii() and text.isdigit() else text
-    fields_by_name = {family.name: family for family in choice.load_own_families()} | {
-        key: row for key, (row, _) in choice.load_dcgm_families().items()
-    }
-    family = fields_by_name.get(name)
+    own_families = {family.name: family for family in choice.load_own_families()}
+    family, _ = choice.load_dcgm_families().get(name, (own_families.get(name), False))
     if family is None or family.prom_type == "label" or family.cadence is families.Cadence.EVENT:
         raise click.UsageError(f"-e {text}: NVML has no such field; list fields with `watchkeeper dmon -l`")
     return family

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
 import click
 
@@ -17,6 +17,8 @@ from watchkeeper.kit import wire
 from watchkeeper.model import fabric
 
 MAX_PORTS = 50
+EXISTING_PATH = click.Path(exists=True, path_type=Path)
+TIMEOUT_HELP = "Timeout of each infiniband-diags program."
 
 
 @click.group("fabric", cls=options.FullHelpGroup)
@@ -27,25 +29,13 @@ def command() -> None:
 @command.command("sweep")
 @click.option("--adapter", metavar="NAME", help="Adapter to use, for example mlx5_0.  [default: first active]")
 @click.option("--port", type=int, help="Port number of --adapter.")
-@click.option(
-    "--names", type=click.Path(exists=True, path_type=Path), help="File that maps GUIDs of switches to names."
-)
-@click.option("--timeout", type=options.Duration(), default="30s", help="Timeout of each infiniband-diags program.")
+@click.option("--names", "node_names", type=EXISTING_PATH, help="File that maps GUIDs of switches to names.")
+@click.option("--timeout", "timeout_seconds", type=options.Duration(), default="30s", help=TIMEOUT_HELP)
 @click.option("--push", is_flag=True, help="Push the sweep to the hub instead of printing it.")
 @click.option("--every", type=options.Duration(), help="With --push: repeat the sweep at this interval, such as 60s.")
 @options.with_hub_and_json
 @click.pass_context
-def sweep(
-    ctx: click.Context,
-    hub: Client,
-    adapter: str | None,
-    port: int | None,
-    names: Path | None,
-    timeout: float,
-    push: bool,
-    every: float | None,
-    as_json: bool,
-) -> None:
+def sweep(ctx: click.Context, /, hub: Client, push: bool, every: float | None, as_json: bool, **params: Any) -> None:
     """Sweep the fabric with infiniband-diags: switches, links, rates, errors, and the leaf of each host.
 
     Needs root and the package infiniband-diags. Exit codes: 0 no problem, 1 a link is slow or has errors, 3 the fabric
@@ -53,9 +43,14 @@ def sweep(
     """
     if every is not None and not push:
         raise click.UsageError("--every repeats until it is stopped: it needs --push")
-    settings = fabric_sweep.SweepSettings(timeout, adapter, port, names)
-    if every is not None:
-        _push_repeatedly(hub, settings, pause_seconds=every)
+    settings = fabric_sweep.SweepSettings(**params)
+    # With --every, a failure is printed, and the sweep is repeated at the next interval.
+    while every is not None:
+        try:
+            _push(hub, fabric_sweep.sweep(settings, at_ms=_now_ms()))
+        except (CollectError, HubError) as error:
+            click.echo(f"watchkeeper: {error}", err=True)
+        time.sleep(every)
     try:
         snapshot = fabric_sweep.sweep(settings, at_ms=_now_ms())
     except CollectError as error:
@@ -73,16 +68,6 @@ def sweep(
 def _push(hub: Client, snapshot: fabric.Fabric) -> None:
     answer = hub.push_sweep(wire.to_plain(snapshot))
     click.echo(f"pushed {len(snapshot.ports):,} ports, swept in {snapshot.seconds:g} s; {answer.changes} changes")
-
-
-def _push_repeatedly(hub: Client, settings: fabric_sweep.SweepSettings, *, pause_seconds: float) -> NoReturn:
-    """Sweep and push at an interval; a failure is printed and retried at the next interval."""
-    while True:
-        try:
-            _push(hub, fabric_sweep.sweep(settings, at_ms=_now_ms()))
-        except (CollectError, HubError) as error:
-            click.echo(f"watchkeeper: {error}", err=True)
-        time.sleep(pause_seconds)
 
 
 def _now_ms() -> int:

@@ -48,9 +48,8 @@ def command(as_json: bool, sysfs: Path, selection: gpu_selectors.GpuSelection | 
         return
     logs.configure(level="critical")
     devices = [device for device in pci_sysfs.read(sysfs) if device.kind is pci_sysfs.DeviceKind.GPU]
-    with scan_readings.running_sampler(
-        scan_readings.ReadingOptions(choice.choose_families()), clock.ScaledClock()
-    ) as sampler:
+    reading = scan_readings.ReadingOptions(choice.choose_families())
+    with scan_readings.running_sampler(reading, clock.ScaledClock()) as sampler:
         gpus, faults = sampler.snapshot().gpus, sampler.faults()
     gpu_rows, unmatched = build_rows(gpus, devices), []
     if selection is not None:
@@ -121,10 +120,9 @@ def build_rows(gpus: tuple[GpuSample, ...], devices: list[pci_sysfs.PciDevice]) 
         errors = gpu.values.get("watchkeeper_gpu_nvlink_errors_total")
         links = len({part.partition(".")[0] for part in errors}) if isinstance(errors, Mapping) else None
         numa = None if device is None else device.numa_node
-        is_answering, slices = bool(gpu.values), {part.uuid: part.id for part in gpu.mig_instances if part.uuid}
-        gpu_rows.append(
-            NodeGpuRow(pci, gpu.index, gpu.identity["uuid"], gpu.identity["model"], numa, links, is_answering, slices)
-        )
+        slices = {part.uuid: part.id for part in gpu.mig_instances if part.uuid}
+        uuid, model = gpu.identity["uuid"], gpu.identity["model"]
+        gpu_rows.append(NodeGpuRow(pci, gpu.index, uuid, model, numa, links, bool(gpu.values), slices))
     gpu_rows += [NodeGpuRow(device.pci, None, None, None, device.numa_node, None, False) for device in by_pci.values()]
     return gpu_rows
 
@@ -141,21 +139,13 @@ def _selectable_gpu(row: NodeGpuRow) -> gpu_selectors.SelectableGpu:
 
 
 def _print_rows(gpu_rows: list[NodeGpuRow], devices: list[pci_sysfs.PciDevice]) -> None:
-    def format_cell(value: object) -> str:
-        return "?" if value is None else str(value)
-
-    header = ("gpu", "uuid", "pci", "model", "numa", "nvlinks", "driver")
-    lines = [
-        (
-            *(format_cell(value) for value in (row.index, row.uuid, row.pci, row.model, row.numa_node, row.nvlinks)),
-            "answers" if row.is_answering else "does not answer",
-        )
-        for row in gpu_rows
-    ]
-    print_table(header, lines)
+    lines = []
+    for row in gpu_rows:
+        facts = (row.index, row.uuid, row.pci, row.model, row.numa_node, row.nvlinks)
+        driver = "answers" if row.is_answering else "does not answer"
+        lines.append([*("?" if fact is None else str(fact) for fact in facts), driver])
+    print_table(("gpu", "uuid", "pci", "model", "numa", "nvlinks", "driver"), lines)
     if len(devices) > 1:
         table = distances(devices)
         click.echo()
-        print_table(
-            ("", *table), [(pci, *("X" if pci == other else table[pci][other] for other in table)) for pci in table]
-        )
+        print_table(("", *table), [(pci, *({pci: "X", **row}[other] for other in table)) for pci, row in table.items()])

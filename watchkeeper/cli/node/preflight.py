@@ -186,19 +186,12 @@ def as_plain(report: judge.PreflightReport, transport_name: str) -> dict[str, ob
 
 def print_report(report: judge.PreflightReport, transport_name: str) -> None:
     order = list(judge.PreflightVerdict)
-    rows = sorted(report.nodes, key=lambda checked: -order.index(checked.verdict))
-    cells = [
-        [
-            checked.name,
-            checked.verdict.value,
-            "" if checked.gpus is None else str(checked.gpus),
-            "; ".join([*checked.reasons, *(f"warning: {text}" for text in checked.warnings)]),
-        ]
-        for checked in (*rows, *([report.links] if report.links is not None else []))
-    ]
-    options.print_table(["NODE", "VERDICT", "GPUS", "WHY"], cells)
-    counts = ", ".join(f"{sum(node.verdict is verdict for node in report.nodes)} {verdict.value}" for verdict in order)
+    rows = []
+    nodes = sorted(report.nodes, key=lambda checked: -order.index(checked.verdict))
+    for checked in (*nodes, *([report.links] if report.links is not None else [])):
+        why = "; ".join([*checked.reasons, *(f"warning: {text}" for text in checked.warnings)])
+        rows.append([checked.name, checked.verdict.value, "" if checked.gpus is None else str(checked.gpus), why])
+    options.print_table(["NODE", "VERDICT", "GPUS", "WHY"], rows)
+    counts = ", ".join(f"{sum(node.verdict is verdict for node in nodes)} {verdict.value}" for verdict in order)
     links = "links not tested" if report.links is None else f"links: {report.links.verdict.value}"
-    click.echo(
-        f"{report.verdict.value.capitalize()}: {len(report.nodes)} nodes by {transport_name}: {counts}; {links}."
-    )
+    click.echo(f"{report.verdict.value.capitalize()}: {len(nodes)} nodes by {transport_name}: {counts}; {links}.")

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -21,7 +22,7 @@ from watchkeeper.cli.node.gpu_choice import with_gpus
 from watchkeeper.diagnose.scan import examine, verdicts
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import clock, commands, logs, wire
-from watchkeeper.model import fleet, gpu_selectors
+from watchkeeper.model import fleet
 from watchkeeper.readers.nvml import choice
 
 # node-problem-detector's default limit of a message.
@@ -82,16 +83,7 @@ with_caller = options.option_group(
 @options.path_option("--kmsg", default="/dev/kmsg", help="Path of the kernel log.")
 @options.path_option("--host-root", default="/", help="Where the node's root file system is mounted.")
 def command(
-    as_json: bool,
-    caller: str | None,
-    drain: bool,
-    expected_gpus: int | None,
-    seconds: float,
-    minutes: float,
-    disabled: tuple[str, ...],
-    kmsg: Path,
-    host_root: Path,
-    selection: gpu_selectors.GpuSelection | None,
+    as_json: bool, caller: str | None, drain: bool, disabled: tuple[str, ...], selection: Any, **facts_options: Any
 ) -> None:
     """Check the health of this node once.
 
@@ -103,38 +95,40 @@ def command(
     reader = Caller(caller or Caller.PERSON)
     unknown = set(disabled) - set(examine.check_names())
     if unknown:
-        raise click.UsageError(
-            f"no such check: {', '.join(sorted(unknown))}; checks: {', '.join(examine.check_names())}"
-        )
+        checks = ", ".join(examine.check_names())
+        raise click.UsageError(f"no such check: {', '.join(sorted(unknown))}; checks: {checks}")
     if drain and reader is not Caller.SLURM_HEALTH:
         raise click.UsageError("--drain needs --slurm-health")
-    roots = node_facts.Roots(host_root / "proc", host_root / "sys", host_root)
-    facts = gather_facts(roots, kmsg, seconds=seconds, since_seconds=minutes * 60, expected_gpus=expected_gpus)
+    facts = _gather_facts(**facts_options)
     if selection is not None:
         facts = examine.select_gpus(facts, selection)
     report = examine.examine(facts, disabled=disabled)
-    if as_json:
-        options.print_json(as_plain(report, facts))
-    elif reader is Caller.NPD:
-        click.echo(format_line(report)[:NPD_CHARACTERS])
+    if reader is Caller.NPD:
+        lines = [format_line(report)[:NPD_CHARACTERS]]
     else:
-        _print_report(report, is_brief=reader is not Caller.PERSON)
+        is_unknown = report.verdict is verdicts.ScanVerdict.UNKNOWN
+        lines = ["The health of this node is unknown." if is_unknown else f"This node is {report.verdict}."]
+        for result in report.results if reader is Caller.PERSON else report.problems:
+            place = f" {result.gpu}" if result.gpu else ""
+            lines.append(f"  {result.verdict:<10} {result.system:<8} {result.check:<20} {result.detail}{place}")
+    options.print_result(as_plain(report, facts), lines, as_json=as_json)
     if drain and report.verdict is verdicts.ScanVerdict.UNHEALTHY and not _drain_node(format_line(report)):
         sys.exit(1)
     sys.exit(EXIT_CODES[reader][report.verdict])
 
 
-def gather_facts(
-    roots: node_facts.Roots, kmsg: Path, *, seconds: float, since_seconds: float, expected_gpus: int | None
+def _gather_facts(
+    *, host_root: Path, kmsg: Path, seconds: float, minutes: float, expected_gpus: int | None
 ) -> verdicts.ScanFacts:
     """Read all facts that the checks need."""
     reading = scan_readings.ReadingOptions(choice.choose_families(), interval_seconds=max(0.5, seconds / 2))
     readings = scan_readings.watch_gpus(reading, seconds, clock.ScaledClock())
     kernel, problem = None, ""
     try:
-        kernel = scan_readings.read_kernel_log(kmsg, since_seconds=since_seconds)
+        kernel = scan_readings.read_kernel_log(kmsg, since_seconds=minutes * 60)
     except CollectError as error:
         problem = str(error)
+    roots = node_facts.Roots(host_root / "proc", host_root / "sys", host_root)
     return verdicts.ScanFacts(
         node_facts.NodeReader(roots).read(),
         tuple(
@@ -172,17 +166,6 @@ def as_plain(report: examine.ScanReport, facts: verdicts.ScanFacts) -> dict[str,
 def format_line(report: examine.ScanReport) -> str:
     first = report.problems[0].detail if report.problems else f"{len(report.results)} checks"
     return f"{report.verdict}: {first}".replace("\n", " ")
-
-
-def _print_report(report: examine.ScanReport, *, is_brief: bool) -> None:
-    click.echo(
-        f"This node is {report.verdict}."
-        if report.verdict is not verdicts.ScanVerdict.UNKNOWN
-        else "The health of this node is unknown."
-    )
-    for result in report.problems if is_brief else report.results:
-        place = f" {result.gpu}" if result.gpu else ""
-        click.echo(f"  {result.verdict:<10} {result.system:<8} {result.check:<20} {result.detail}{place}")
 
 
 def _drain_node(reason: str) -> bool:

@@ -76,13 +76,11 @@ class CostRow:
 
 @dataclass(frozen=True, slots=True)
 class CostBreakdown:
-    """A bill. `shared` itemises the shared cost, which is in the `(nobody)` lines unless a policy split it.
-
-    `recorded_hours` counts from the first record: the cost of an hour is `money` divided by it, not by the window.
-    """
+    """A bill. `shared` itemises the shared cost, which is in the `(nobody)` lines unless a policy split it."""
 
     since: float
     until: float
+    # Since the first record: the cost of an hour is `money` divided by this, not by the window.
     recorded_hours: float
     by: tuple[str, ...]
     currency: str
@@ -124,15 +122,13 @@ class _GpuPrice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PricedRows:
-    """The cost of each row of a table; `price_index` points into `gpu_prices`.
-
-    `unallocated` is the cost of idle, lost and unknown hours, which has no owner.
-    """
+    """The cost of each row of a table; `price_index` points into `gpu_prices`."""
 
     gpu_prices: Sequence[_GpuPrice]
     price_index: npt.NDArray[np.int64]
     direct: Money
     energy: Money
+    # The cost of idle, lost and unknown hours, which has no owner.
     unallocated: Money
     wasted: Money
     unpriced: npt.NDArray[np.float64]

@@ -83,13 +83,9 @@ def load_column_fields() -> Mapping[str, str]:
 
 @dataclass(slots=True)
 class _JobTableOptions:
-    """How to read the cells of a table.
-
-    `full_activity` is the value of the activity column for a fully used GPU, 1 or 100.
-    """
-
     zone: ZoneInfo
     model: str
+    # The value of the activity column for a fully used GPU, 1 or 100.
     full_activity: float = 1.0
     median_time: float | None = None
     counts: Counter[str] = field(default_factory=Counter)

@@ -15,9 +15,12 @@ import numpy.typing as npt
 
 from watchkeeper.accounting import time_ranges, usage
 from watchkeeper.accounting.tally import HOUR, UsageSlot, UsageTally
+from watchkeeper.accounting.time_ranges import Seconds
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.engine import Engine
 
+# A series with the start of each hour and its value.
+HourlySeries = tuple[Labels, Seconds, Seconds]
 MINUTE = 60.0
 TEAM_HOURS = ("watchkeeper:team_gpu_hours:sum",)
 JOB_HOURS = (
@@ -48,7 +51,7 @@ STATE_COLUMNS = [COLUMNS[name] for name in usage.STATES]
 class RecordedHours:
     """Recorded hours, one row for each hour and key; `recorded_shares` is by cluster and hour."""
 
-    starts: time_ranges.Seconds
+    starts: Seconds
     keys: Sequence[usage.Key]
     amounts: usage.Amounts
     share: Mapping[str, Mapping[float, float]]
@@ -87,7 +90,7 @@ def sum_hours_from_minutes(engine: Engine, starts: Sequence[float], *, by_job: b
     rows: list[tuple[float, usage.Key, usage.Amounts]] = []
     shares: dict[str, dict[float, float]] = {}
     for start in starts:
-        keys, amounts, minutes = _sum_minutes(engine, (start, start + HOUR))
+        keys, amounts, minutes = _sum_minutes(engine, start, start + HOUR)
         if not by_job:
             keys = [
                 tuple("" if name in JOB_DIMENSIONS and value != usage.UNOWNED else value for name, value in labelled)
@@ -102,10 +105,8 @@ def sum_hours_from_minutes(engine: Engine, starts: Sequence[float], *, by_job: b
 
 
 def join_hours(first: RecordedHours, second: RecordedHours) -> RecordedHours:
-    shares = {
-        cluster: {**first.share.get(cluster, {}), **second.share.get(cluster, {})}
-        for cluster in {*first.share, *second.share}
-    }
+    clusters = {*first.share, *second.share}
+    shares = {name: {**first.share.get(name, {}), **second.share.get(name, {})} for name in clusters}
     starts = np.concatenate([first.starts, second.starts])
     return RecordedHours(starts, [*first.keys, *second.keys], np.concatenate([first.amounts, second.amounts]), shares)
 
@@ -124,15 +125,15 @@ def _scale_to_recorded(recorded: RecordedHours, gpus: Mapping[tuple[str, float],
         if MIN_RECORDED_SHARE <= share < 1:
             factors[index] /= share
     shares = {
-        cluster: {start: 1.0 if share >= MIN_RECORDED_SHARE else share for start, share in cluster_shares.items()}
-        for cluster, cluster_shares in recorded.share.items()
+        name: {start: 1.0 if share >= MIN_RECORDED_SHARE else share for start, share in cluster_shares.items()}
+        for name, cluster_shares in recorded.share.items()
     }
     return RecordedHours(recorded.starts, recorded.keys, recorded.amounts * factors[slot_indexes, None], shares)
 
 
 def sum_by_slot(
-    keys: Sequence[usage.Key], starts: time_ranges.Seconds, amounts: usage.Amounts
-) -> tuple[list[tuple[str, float]], npt.NDArray[np.int64], time_ranges.Seconds]:
+    keys: Sequence[usage.Key], starts: Seconds, amounts: usage.Amounts
+) -> tuple[list[tuple[str, float]], npt.NDArray[np.int64], Seconds]:
     """Return the distinct (cluster, hour) slots of some rows, the slot index of each row, and the GPU-hours by slot."""
     slot_indexes: dict[tuple[str, float], int] = {}
     pairs = ((key[0], start) for key, start in zip(keys, starts.tolist(), strict=True))
@@ -142,9 +143,7 @@ def sum_by_slot(
     return list(slot_indexes), row_slots, sizes
 
 
-def _build_rows(
-    series: Sequence[tuple[Labels, time_ranges.Seconds, time_ranges.Seconds]],
-) -> tuple[time_ranges.Seconds, list[usage.Key], usage.Amounts]:
+def _build_rows(series: Sequence[HourlySeries]) -> tuple[Seconds, list[usage.Key], usage.Amounts]:
     """Convert series, one for each part, to rows of hours and keys, sorted by hour."""
     starts = np.unique(np.concatenate([times for _, times, _ in series]))
     key_indexes: dict[usage.Key, int] = {}
@@ -173,12 +172,11 @@ def add_hours(tally: UsageTally, recorded: RecordedHours) -> list[tuple[float, f
     return [(start, start + HOUR) for start in starts.tolist()]
 
 
-def add_minutes(tally: UsageTally, engine: Engine, window: tuple[float, float]) -> None:
+def add_minutes(tally: UsageTally, engine: Engine, since: float, until: float) -> None:
     """Add the minutes of a part of the tally's window, summed by the engine."""
-    since, until = window
     if not MINUTE <= until - since <= MAX_MINUTES_SECONDS:
         return
-    keys, amounts, minutes = _sum_minutes(engine, window)
+    keys, amounts, minutes = _sum_minutes(engine, since, until)
     clusters = np.array([key[0] for key in keys])
     for cluster, times in minutes.items():
         start, end = max(float(times[0]), since), min(float(times[-1]) + MINUTE, until)
@@ -192,14 +190,13 @@ def add_minutes(tally: UsageTally, engine: Engine, window: tuple[float, float]) 
 
 
 def _sum_minutes(
-    engine: Engine, window: tuple[float, float]
-) -> tuple[list[usage.Key], usage.Amounts, dict[str, time_ranges.Seconds]]:
+    engine: Engine, since: float, until: float
+) -> tuple[list[usage.Key], usage.Amounts, dict[str, Seconds]]:
     """Return the GPU-hours of a window by key, and the recorded minutes of each cluster."""
-    since, until = window
     seconds = round(until - since)
     # A range that ends half a minute early has each minute once, whatever the jitter of the evaluations.
     at_ms = round((until - MINUTE / 2) * 1000)
-    minutes: dict[str, time_ranges.Seconds] = {}
+    minutes: dict[str, Seconds] = {}
     gpus: dict[tuple[str, float], float] = {}
     for labels, times, values in engine.instant(f"{GPUS_METRIC}[{seconds}s]", at_ms).frame.rows():
         if len(times):
@@ -237,9 +234,7 @@ def _part_columns(labels: Labels) -> list[tuple[int, float]]:
     return [(COLUMNS[part], 1.0)] if part in COLUMNS else []
 
 
-def _read_samples(
-    engine: Engine, name: str, since: float, *, end: float
-) -> Iterator[tuple[Labels, time_ranges.Seconds, time_ranges.Seconds]]:
+def _read_samples(engine: Engine, name: str, since: float, *, end: float) -> Iterator[HourlySeries]:
     """Read hourly series with the start of each hour; a sample at 11:00 is the hour from 10:00."""
     seconds = round(end - since + 2 * HOUR)
     for labels, times, values in engine.instant(f"{name}[{seconds}s]", round((end + HOUR) * 1000)).frame.rows():

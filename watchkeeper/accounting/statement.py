@@ -41,13 +41,19 @@ def render_statement(page: StatementPage) -> str:
         f"<div><dt>{_escape(term)}</dt><dd>{_escape(text)}</dd></div>" for term, text in usage.DEFINITIONS.items()
     )
     notes = "".join(f"<li>{_escape(note)}</li>" for note in report["notes"])
+    shared_rows = "".join(
+        f'<tr><td>{_escape(item)}</td><td class="n">{money:,.2f}</td></tr>' for item, money in report["shared"].items()
+    )
+    shared_title = "Unallocated GPUs and overhead" if report["policy"] == "none" else "Shared cost"
+    heading = f"<h2>{shared_title}</h2><p>{_escape(report['policy_words'])}.</p>"
+    shared_cost = f"<section>{heading}<table><tbody>{shared_rows}</tbody></table></section>"
     body = [
         f"<header><h1>{_escape(page.title)}</h1><p>{since} to {until}, {_escape(str(page.zone))}</p></header>",
         _render_figures(page),
         _render_table(f"By {', '.join(report['by'])}", report),
         "" if page.jobs is None else _render_table("Jobs in this statement", page.jobs),
         _render_waste(page),
-        _render_shared_cost(report),
+        shared_cost if report["shared"] else "",
         _render_prices(report),
         f"<section><h2>Notes</h2><ul>{notes}</ul></section>" if notes else "",
         f'<section><h2>Definitions</h2><dl class="words">{definitions}</dl></section>',
@@ -130,17 +136,6 @@ def _render_waste(page: StatementPage) -> str:
     head = '<th>team</th><th>user</th><th>job</th><th class="n">wasted</th><th class="n">money</th>'
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
     return f"<section><h2>Allocated and idle</h2>{table}</section>"
-
-
-def _render_shared_cost(report: Mapping[str, Any]) -> str:
-    if not report["shared"]:
-        return ""
-    rows = "".join(
-        f'<tr><td>{_escape(item)}</td><td class="n">{money:,.2f}</td></tr>' for item, money in report["shared"].items()
-    )
-    title = "Unallocated GPUs and overhead" if report["policy"] == "none" else "Shared cost"
-    heading = f"<h2>{title}</h2><p>{_escape(report['policy_words'])}.</p>"
-    return f"<section>{heading}<table><tbody>{rows}</tbody></table></section>"
 
 
 def _render_prices(report: Mapping[str, Any]) -> str:

@@ -102,8 +102,12 @@ class UsageTally:
                 f"cluster {usage.display_value(cluster)}: records start at {format_time(first)}; the "
                 f"{(first - period_start) / HOUR:,.1f} hours before are excluded"
             )
-        pairs = zip(slots, [*(slot.start for slot in slots[1:]), math.inf], strict=True)
-        unknown = sum(self._unrecorded_hours(slot, next_start=next_start) for slot, next_start in pairs)
+        unknown = 0.0
+        # A slot ends at the latest where the next one starts.
+        for slot, next_start in zip(slots, [*(slot.start for slot in slots[1:]), math.inf], strict=True):
+            seconds = min(slot.end, self.until, next_start) - max(slot.start, self.since)
+            if slot.gpus is not None and seconds > 0:
+                unknown += slot.gpus * seconds / HOUR * (1 - slot.recorded_share)
         gaps = time_ranges.find_gaps([(slot.start, slot.end) for slot in slots], since=first, until=self.until)
         missing = [(start, end) for start, end in gaps if end - start > MIN_GAP_SECONDS]
         gap_hours = sum(end - start for start, end in missing) / HOUR
@@ -127,12 +131,6 @@ class UsageTally:
         keys = [key for key in self._key_indexes if key[0] == cluster]
         candidates = {name: {key[index] for key in keys} for name, index in (("pool", POOL), ("model", MODEL))}
         return {name: values.pop() for name, values in candidates.items() if len(values) == 1}
-
-    def _unrecorded_hours(self, slot: UsageSlot, *, next_start: float) -> float:
-        """GPU-hours of the unrecorded part of a slot; a slot ends at the latest where the next one starts."""
-        seconds = min(slot.end, self.until, next_start) - max(slot.start, self.since)
-        gpus = slot.gpus
-        return 0.0 if gpus is None or seconds <= 0 else gpus * seconds / HOUR * (1 - slot.recorded_share)
 
 
 def unowned_key(**dimensions: str) -> usage.Key:

@@ -47,16 +47,15 @@ DEFINITIONS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UsageTable:
-    """GPU-hours of a time range: `amounts[k, p]` belongs to `keys[k]` and `PARTS[p]`.
-
-    `notes` say what is excluded or estimated; every report shows them. `first` is when records start, None if unknown.
-    """
+    """GPU-hours of a time range: `amounts[k, p]` belongs to `keys[k]` and `PARTS[p]`."""
 
     since: float
     until: float
     keys: Sequence[Key] = ()
     amounts: Amounts = field(default_factory=lambda: np.zeros((0, len(PARTS))))
+    # What is excluded or estimated; every report shows it.
     notes: tuple[str, ...] = ()
+    # When records start, None if unknown.
     first: float | None = None
 
     def __post_init__(self) -> None:

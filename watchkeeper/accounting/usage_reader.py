@@ -44,7 +44,9 @@ def read_usage_periods(
 ) -> list[usage.UsageTable]:
     """Read the usage table of each of consecutive periods; together they add up to the usage of the whole time."""
     period_start, tables = periods[0][0], []
-    previous = _tally_before(engine, ledger, period_start)
+    # Clusters that are down at the start of a window count as unknown, not as new or removed.
+    before = UsageTally(period_start - MAX_DOWNTIME_SECONDS, period_start)
+    previous = _fill_tally(engine, ledger, before, by_job=False, with_minutes=False)
     for since, until in periods:
         tally = _fill_tally(engine, ledger, UsageTally(since, until, period_start), by_job=by_job)
         tally.continue_from(previous)
@@ -54,25 +56,17 @@ def read_usage_periods(
     return tables
 
 
-def _fill_tally(engine: Engine, ledger: UsageLedger | None, tally: UsageTally, *, by_job: bool) -> UsageTally:
+def _fill_tally(
+    engine: Engine, ledger: UsageLedger | None, tally: UsageTally, *, by_job: bool, with_minutes: bool = True
+) -> UsageTally:
     since, until = tally.since, tally.until
     covered = [] if ledger is None else ledger.add_to_tally(tally, by_job=by_job)
     for start, end in _find_query_ranges(covered, since, until):
         part = UsageTally(start, end)
         covered += recorded_hours.add_hours(part, recorded_hours.read_hours(engine, start, end, by_job=by_job))
         tally.merge(part)
-    for start, end in _find_query_ranges(covered, since, until):
-        recorded_hours.add_minutes(tally, engine, (max(start, end - recorded_hours.MAX_MINUTES_SECONDS), end))
-    return tally
-
-
-def _tally_before(engine: Engine, ledger: UsageLedger | None, until: float) -> UsageTally:
-    """Tally the time before a window: clusters that are down at its start count as unknown, not as new or removed."""
-    since = until - MAX_DOWNTIME_SECONDS
-    tally = UsageTally(since, until)
-    covered = [] if ledger is None else ledger.add_to_tally(tally, by_job=False)
-    for start, end in _find_query_ranges(covered, since, until):
-        recorded_hours.add_hours(tally, recorded_hours.read_hours(engine, start, end, by_job=False))
+    for start, end in _find_query_ranges(covered, since, until) if with_minutes else ():
+        recorded_hours.add_minutes(tally, engine, max(start, end - recorded_hours.MAX_MINUTES_SECONDS), end)
     return tally
 
 

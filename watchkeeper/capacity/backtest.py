@@ -55,11 +55,7 @@ MIN_SKILL, MIN_OUTCOMES, NAIVE_PULL = 0.5, 3, 0.5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RolledForecasts:
-    """Forecasts of all models at all origins: `paths[origin, model, step]`; `actual` is NaN if unknown or an outage.
-
-    Origins are `stride` steps apart. `repeated` is the share of weekly variance that repeats, at each origin.
-    `rms_step_change` is the root mean square of the change in one step.
-    """
+    """Forecasts of all models at all origins: `paths[origin, model, step]`; `actual` is NaN if unknown or an outage."""
 
     names: tuple[str, ...]
     origins: Indexes
@@ -67,8 +63,10 @@ class RolledForecasts:
     actual: Floats
     edges: Indexes
     scale: SeasonLengths
+    # The share of weekly variance that repeats, at each origin.
     repeated: Floats
     rms_step_change: float
+    # Steps between two origins.
     stride: int
 
     @property

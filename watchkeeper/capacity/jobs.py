@@ -43,10 +43,7 @@ class RecordedJob:
 
 @dataclass(frozen=True, slots=True)
 class JobRecords:
-    """The jobs of a table, by submission; `counts` are the rows by result.
-
-    Jobs in `waiting` had not started when the table ends. Their duration is unknown, so no replay includes them.
-    """
+    """The jobs of a table, by submission; `counts` are the rows by result."""
 
     jobs: tuple[RecordedJob, ...]
     layout: str
@@ -54,6 +51,7 @@ class JobRecords:
     problems: table.Problems
     since: float = 0.0
     until: float = 0.0
+    # They had not started when the table ends: their duration is unknown, so no replay includes them.
     waiting: tuple[RecordedJob, ...] = ()
 
 

@@ -81,13 +81,23 @@ def forecast_report(
         "since": None if result.since_seconds is None else _format_time(result.since_seconds),
         "whole_horizon": result.covers_horizon,
     }
+    first = max(0, len(series) - len(steps))
+    recent_values = enumerate(series.values[first:].tolist(), start=first)
+    times = ((_format_time(series.start_seconds + at * series.step_seconds), value) for at, value in recent_values)
+    history: PastDemand = {
+        "from": _format_time(series.start_seconds),
+        "to": _format_time(series.end_seconds),
+        "steps": len(series),
+        "gaps": int(np.sum(np.isnan(series.values))),
+        "recent": [{"time": at, "value": None if math.isnan(value) else value} for at, value in times],
+    }
     report = {
         "model": demand_forecast.model,
         "forecast": steps,
         "backtest": scores,
         "interval": 0.8,
         "step": durations.format_seconds(series.step_seconds),
-        "history": _past_demand(series, steps=len(demand_forecast.mean)),
+        "history": history,
         "weights": demand_forecast.weights,
         "notes": list(demand_forecast.notes),
     }
@@ -115,23 +125,6 @@ def forecast_report(
         "full": full,
         "need": wire.to_plain(need),
         "advice": wire.to_plain(advice.advise_on_forecast(demand_forecast, full_forecast, need)),
-    }
-
-
-def _past_demand(series: demand.DemandSeries, *, steps: int) -> PastDemand:
-    first = max(0, len(series) - steps)
-    return {
-        "from": _format_time(series.start_seconds),
-        "to": _format_time(series.end_seconds),
-        "steps": len(series),
-        "gaps": int(np.sum(np.isnan(series.values))),
-        "recent": [
-            {
-                "time": _format_time(series.start_seconds + at * series.step_seconds),
-                "value": None if math.isnan(value) else value,
-            }
-            for at, value in enumerate(series.values[first:].tolist(), start=first)
-        ],
     }
 
 

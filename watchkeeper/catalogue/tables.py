@@ -16,7 +16,6 @@ from watchkeeper.model.clock_reasons import BITS
 ANY_STATUS = 0xFFFFFFFF
 FATALITIES = {"fatal": True, "always_fatal": True, "non_fatal": False, "notable": False}
 FOLDERS = frozenset({"counters", "hw_counters"})
-CONCERNS = frozenset({"rdma", "tuning", "gid", "dead_name"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,6 @@ class SettingRow:
     """One setting of NCCL that is worth a remark; `cause` is empty for advice only."""
 
     variable: str = pack.cell(pack.required)
-    concern: str = pack.cell(partial(pack.choice, choices=CONCERNS))
     value: re.Pattern[str] = pack.cell(re.compile, "value_pattern")
     problem: str = pack.cell(pack.required)
     change: str = pack.cell(pack.required)
@@ -94,7 +92,6 @@ class ExitRow:
     code: int = pack.cell(int)
     signal: str = pack.cell()
     meaning: str = pack.cell(pack.required)
-    first_look: str = pack.cell()
     cause: str = pack.cell()
 
 
@@ -139,7 +136,6 @@ class RecoveryAction:
 
     value: int = pack.cell(int)
     text: str = pack.cell()
-    nvml_name: str = pack.cell(pack.required)
     action: str = pack.cell(pack.required, "immediate_action")
     needs_drain: bool = pack.cell(pack.yes_or_no)
     meaning: str = pack.cell(pack.required)

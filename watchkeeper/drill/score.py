@@ -81,12 +81,10 @@ class ScenarioScore:
 
 @dataclass(frozen=True, slots=True)
 class GameDayScore:
-    """The output of `watchkeeper drill --json`.
-
-    `false_pages` are critical incidents that no fault explains; false alarms include warnings.
-    """
+    """The output of `watchkeeper drill --json`."""
 
     scenarios: tuple[ScenarioScore, ...]
+    # Critical incidents that no fault explains; false alarms include warnings.
     false_pages: int
     false_alarms_per_1000_gpu_hours: float
     healthy_gpu_hours: float = 0.0

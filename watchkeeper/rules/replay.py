@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
@@ -25,6 +26,8 @@ from watchkeeper.rules.evaluate import ALERT_STATE, ALERTS, query_rows
 from watchkeeper.rules.rulefile import AlertingRule, RecordingRule, Rule, RuleGroup, RuleSet
 from watchkeeper.store import interfaces
 
+# The result of a rule at each time in milliseconds.
+Vectors: TypeAlias = Iterator[tuple[int, dict[Labels, float]]]
 # An engine refuses a query with more than 11,000 steps.
 STEPS_AT_ONCE = 5000
 
@@ -87,12 +90,13 @@ def replay(
             progress(rules_done, len(rules))
         try:
             offset_ms = round(group.query_offset_seconds * 1000)
-            rule_steps = _RuleSteps(rule, engine, _query_range(group, window), offset_ms=offset_ms)
-            steps += len(rule_steps.times)
+            span = _query_range(group, window)
+            steps += len(span.times)
+            vectors = _iterate_vectors(rule, engine, span, offset_ms=offset_ms)
             if isinstance(rule, RecordingRule):
-                _replay_recording(rule, rule_steps, appender=appender)
+                _replay_recording(rule, vectors, appender=appender)
             else:
-                episodes += _replay_alerting(rule, engine, rule_steps, appender=appender)
+                episodes += _replay_alerting(rule, engine, vectors, appender=appender)
         except WatchkeeperError as error:
             failures.append(Failure(rule.name, str(error)))
     episodes.sort(key=lambda episode: (episode.fired_at or episode.active_at, episode.alert, episode.labels))
@@ -108,28 +112,24 @@ def _query_range(group: RuleGroup, window: ReplayWindow) -> engines.QueryRange:
     return engines.QueryRange(first, window.to_ms // step_ms * step_ms, step_ms)
 
 
-class _RuleSteps:
-    def __init__(self, rule: Rule, engine: engines.Engine, span: engines.QueryRange, *, offset_ms: int) -> None:
-        self.times = span.times
-        self._rule, self._engine, self._offset_ms, self._step_ms = rule, engine, offset_ms, span.step_ms
-
-    def iterate_vectors(self) -> Iterator[tuple[int, dict[Labels, float]]]:
-        for start in range(0, len(self.times), STEPS_AT_ONCE):
-            times = self.times[start : start + STEPS_AT_ONCE]
-            span = engines.QueryRange(int(times[0]) - self._offset_ms, int(times[-1]) - self._offset_ms, self._step_ms)
-            frame = self._engine.range(self._rule.expr, span).frame
-            # Most rules have no result at most steps: only steps with samples are processed by series.
-            steps_with_samples = set(np.nonzero(frame.present)[1].tolist())
-            for at, at_ms in enumerate(times.tolist()):
-                rows = np.flatnonzero(frame.present[:, at]).tolist() if at in steps_with_samples else []
-                yield at_ms, {frame.labels[row]: float(frame.values[row, at]) for row in rows}
+def _iterate_vectors(rule: Rule, engine: engines.Engine, span: engines.QueryRange, *, offset_ms: int) -> Vectors:
+    """The query result of a rule at each step."""
+    for start in range(0, len(span.times), STEPS_AT_ONCE):
+        times = span.times[start : start + STEPS_AT_ONCE]
+        part = engines.QueryRange(int(times[0]) - offset_ms, int(times[-1]) - offset_ms, span.step_ms)
+        frame = engine.range(rule.expr, part).frame
+        # Most rules have no result at most steps: only steps with samples are processed by series.
+        steps_with_samples = set(np.nonzero(frame.present)[1].tolist())
+        for at, at_ms in enumerate(times.tolist()):
+            rows = np.flatnonzero(frame.present[:, at]).tolist() if at in steps_with_samples else []
+            yield at_ms, {frame.labels[row]: float(frame.values[row, at]) for row in rows}
 
 
-def _replay_recording(rule: RecordingRule, rule_steps: _RuleSteps, *, appender: interfaces.Appender | None) -> None:
+def _replay_recording(rule: RecordingRule, vectors: Vectors, *, appender: interfaces.Appender | None) -> None:
     """Append the samples of a recording rule, and a stale marker at the end of each series."""
     before: set[Labels] = set()
     samples: list[Sample] = []
-    for at_ms, vector in rule_steps.iterate_vectors():
+    for at_ms, vector in vectors:
         values = {Labels({**series, **rule.labels, METRIC_NAME: rule.name}): value for series, value in vector.items()}
         if len(values) < len(vector):
             raise QueryError(f"{rule.name}: two series become the same series")
@@ -141,13 +141,13 @@ def _replay_recording(rule: RecordingRule, rule_steps: _RuleSteps, *, appender: 
 
 
 def _replay_alerting(
-    rule: AlertingRule, engine: engines.Engine, rule_steps: _RuleSteps, *, appender: interfaces.Appender | None
+    rule: AlertingRule, engine: engines.Engine, vectors: Vectors, *, appender: interfaces.Appender | None
 ) -> list[Episode]:
     """Replay the alerts of a rule through the window, and append them as `ALERTS`."""
     current: dict[Labels, Alert] = {}
     ended: list[Episode] = []
     samples: list[Sample] = []
-    for at_ms, vector in rule_steps.iterate_vectors():
+    for at_ms, vector in vectors:
         if not vector and not current:
             continue
         environment = alerting.RuleEnvironment({}, query=partial(query_rows, engine, at_ms))

@@ -28,6 +28,7 @@ GROUP_KEYS = frozenset({"name", "interval", "query_offset", "limit", "labels", "
 RECORD_KEYS = frozenset({"record", "expr", "labels"})
 ALERT_KEYS = frozenset({"alert", "expr", "for", "keep_firing_for", "labels", "annotations"})
 Templates: TypeAlias = Mapping[str, templates.Template]
+Cells: TypeAlias = Mapping[str, YamlEntry]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ class _FileReader:
             limit=int(self.read_number(cells.get("limit"), f"group {name}: limit", is_count=True)),
         )
 
-    def read_rule(self, entry: YamlEntry, shared: Mapping[str, YamlEntry]) -> Rule | None:
+    def read_rule(self, entry: YamlEntry, shared: Cells) -> Rule | None:
         cells = self.read_table(entry, RECORD_KEYS | ALERT_KEYS, "a rule")
         record, alert = self.read_text(cells.get("record")), self.read_text(cells.get("alert"))
         if bool(record) == bool(alert):
@@ -183,9 +184,7 @@ class _FileReader:
         rule = self.read_recording(entry, cells, labels) if record else self.read_alerting(entry, cells, labels)
         return None if expr is None else rule
 
-    def read_recording(
-        self, item: YamlEntry, cells: Mapping[str, YamlEntry], labels: Mapping[str, YamlEntry]
-    ) -> RecordingRule:
+    def read_recording(self, item: YamlEntry, cells: Cells, labels: Cells) -> RecordingRule:
         name, expr = self.read_text(cells["record"]), self.read_text(cells.get("expr"))
         for key in cells.keys() - RECORD_KEYS:
             self.add_problem(f"record {name}: `{key}` is only allowed for alerts", cells[key].line)
@@ -196,9 +195,7 @@ class _FileReader:
         self.check_unique(("record", name, expr, str(texts)), f"record {name}", item.line)
         return RecordingRule(name, expr, texts, path=self.source.path, line=item.line)
 
-    def read_alerting(
-        self, item: YamlEntry, cells: Mapping[str, YamlEntry], labels: Mapping[str, YamlEntry]
-    ) -> AlertingRule:
+    def read_alerting(self, item: YamlEntry, cells: Cells, labels: Cells) -> AlertingRule:
         name, expr = self.read_text(cells["alert"]), self.read_text(cells.get("expr"))
         annotations = self.read_label_texts(cells.get("annotations"), f"alert {name}: annotations")
         texts = sorted((key, entry.text) for key, entry in labels.items())
@@ -231,8 +228,8 @@ class _FileReader:
             return None
         return text
 
-    def read_label_texts(self, entry: YamlEntry | None, where: str) -> dict[str, YamlEntry]:
-        cells = {} if entry is None else self.read_table(entry, None, where)
+    def read_label_texts(self, entry: YamlEntry | None, where: str) -> Cells:
+        cells: Cells = {} if entry is None else self.read_table(entry, None, where)
         for name, cell in cells.items():
             if not LABEL_NAME.match(name) or name == label_sets.METRIC_NAME:
                 self.add_problem(f"{where}: {quote(name)} is not a label name", cell.line)
@@ -240,7 +237,7 @@ class _FileReader:
                 self.add_problem(f"{where}: `{name}` must be text", cell.line)
         return {name: cell for name, cell in cells.items() if cell.is_text}
 
-    def parse_templates(self, cells: Mapping[str, YamlEntry], where: str) -> Templates:
+    def parse_templates(self, cells: Cells, where: str) -> Templates:
         parsed = {}
         for name, cell in cells.items():
             try:
@@ -249,9 +246,7 @@ class _FileReader:
                 self.add_problem(f"{where} `{name}`: {error}", cell.line)
         return parsed
 
-    def read_table(
-        self, entry: YamlEntry, allowed_keys: frozenset[str] | None, description: str
-    ) -> dict[str, YamlEntry]:
+    def read_table(self, entry: YamlEntry, allowed_keys: frozenset[str] | None, description: str) -> Cells:
         cells: dict[str, YamlEntry] = {}
         if not isinstance(entry.node, yaml.MappingNode):
             if not entry.is_null:

@@ -39,6 +39,14 @@ def setting(default: Any, help: str, *, check: Check | None = None) -> Any:
     return dataclasses.field(default=default, metadata={"help": help, "check": check})
 
 
+def duration(default: str, help: str) -> Any:
+    return setting(default, help, check=positive_duration)
+
+
+def positive(default: int, help: str) -> Any:
+    return setting(default, help, check=at_least_one)
+
+
 class Seconds:
     """The value of a duration setting in seconds."""
 
@@ -171,7 +179,7 @@ class FleetSettings:
     )
     slurm_token_file: str | None = setting(None, "File of the JWT for slurmrestd. It is read for each request.")
     slurm_user: str | None = setting(None, "User name for `slurm_token_file`.")
-    slurm_interval: str = setting("15s", "Interval between two reads of Slurm's state.", check=positive_duration)
+    slurm_interval: str = duration("15s", "Interval between two reads of Slurm's state.")
     slurm_agent_port: int = setting(
         9400, "Port of the agents on Slurm nodes. 0: the nodes are in the inventory but not scraped.", check=port_number
     )
@@ -181,8 +189,8 @@ class FleetSettings:
     scrape: bool = setting(
         True, "Whether the hub scrapes targets. If `false`, another server does, and target lists only define nodes."
     )
-    scrape_interval: str = setting("15s", "Interval between two scrapes of a target.", check=positive_duration)
-    scrape_timeout: str = setting("10s", "Timeout of a scrape, at most `scrape_interval`.", check=positive_duration)
+    scrape_interval: str = duration("15s", "Interval between two scrapes of a target.")
+    scrape_timeout: str = duration("10s", "Timeout of a scrape, at most `scrape_interval`.")
 
     def __post_init__(self) -> None:
         url = self.slurm_rest_url
@@ -212,17 +220,13 @@ class QuerySettings:
         "What stores samples and evaluates PromQL. `prometheus`: a server with the HTTP API of Prometheus.",
     )
     data: str | None = setting(None, "Directory of the samples. If not set, `samples` in `hub.data`.")
-    retention: str = setting("15d", "How long samples are kept.", check=positive_duration)
+    retention: str = duration("15d", "How long samples are kept.")
     max_disk_mebibytes: int | None = setting(
         None, "Disk limit for samples in MiB: the oldest blocks are deleted. If not set, only `retention` applies."
     )
-    memory: str = setting(
-        "2h", "How long samples also stay in memory, for rules and recent queries.", check=positive_duration
-    )
+    memory: str = duration("2h", "How long samples also stay in memory, for rules and recent queries.")
     # Unpacked chunks of all blocks together: one metric of 10,000 GPUs over six hours.
-    cache_mebibytes: int = setting(
-        128, "Memory for decompressed samples of blocks, kept for the next query, in MiB.", check=at_least_one
-    )
+    cache_mebibytes: int = positive(128, "Memory for decompressed samples of blocks, kept for the next query, in MiB.")
     block: str = setting("30m", "Time range of a new block on disk.", check=at_least_one_minute)
     out_of_order: str = setting(
         "10m", "How much older than the newest sample of its series a sample may be. `0s` refuses all such samples."
@@ -231,9 +235,7 @@ class QuerySettings:
         True, "Write samples to the WAL. Without it, a crash loses all samples that are not in a block."
     )
     # About 80 for each GPU, its jobs and pods included: 20,000 GPUs have 1.6 million, which take 3.5 GiB.
-    max_series: int = setting(
-        2_000_000, "Limit of active series. Samples of further series are dropped and counted.", check=at_least_one
-    )
+    max_series: int = positive(2_000_000, "Limit of active series. Samples of further series are dropped and counted.")
     near: bool = setting(
         False,
         "With the engine `prometheus`: evaluate rules on samples in this hub's memory (`memory`) instead of the server."
@@ -255,11 +257,11 @@ class QuerySettings:
         None, "Private key file of `client_cert_file`. If not set, that file contains the key too."
     )
     insecure_skip_verify: bool = setting(False, "Do not verify the certificate of the server. For tests only.")
-    timeout: str = setting("30s", "Timeout of a request to the server, including retries.", check=positive_duration)
+    timeout: str = duration("30s", "Timeout of a request to the server, including retries.")
     retries: int = setting(
         3, "How often a request is retried while the server is overloaded or unreachable.", check=not_negative
     )
-    max_answer_mebibytes: int = setting(256, "Size limit of an answer of the server, in MiB.", check=at_least_one)
+    max_answer_mebibytes: int = positive(256, "Size limit of an answer of the server, in MiB.")
 
     def __post_init__(self) -> None:
         durations.parse_ms(self.out_of_order)
@@ -296,7 +298,7 @@ class RulesSettings:
     slos: str | None = setting(
         None, "File of service level objectives, from which rules are generated. If not set, the shipped examples."
     )
-    interval: str = setting("15s", "Default evaluation interval of rule groups.", check=positive_duration)
+    interval: str = duration("15s", "Default evaluation interval of rule groups.")
 
     def __post_init__(self) -> None:
         http_address("server_url", self.server_url)
@@ -324,11 +326,10 @@ class NotifySettings:
         False, "Also send Alertmanager the alert `Watchdog`, which always fires, so that you notice when alerts stop."
     )
     console_url: str | None = setting(None, "URL of the console for links in notifications.")
-    webhook_silence: str = setting(
+    webhook_silence: str = duration(
         "12h",
         "How long after its last notification an alert from Alertmanager's webhook counts as resolved. It must be"
         " longer than Alertmanager's repeat_interval.",
-        check=positive_duration,
     )
 
     webhook_silence_seconds = Seconds("webhook_silence")
@@ -364,7 +365,7 @@ class CapacitySettings:
     advice_token_file: str | None = setting(
         None, "File of the bearer token for `advice_webhook`. It is read for each request."
     )
-    advice_interval: str = setting("1h", "Interval between two calculations of advice.", check=positive_duration)
+    advice_interval: str = duration("1h", "Interval between two calculations of advice.")
 
     advice_interval_seconds = Seconds("advice_interval")
 
@@ -415,14 +416,12 @@ class RemediateSettings:
     running_jobs: RunningJobs = setting(
         RunningJobs.WAIT, "What a drain does with jobs on a Slurm node: `wait` for their end, or `requeue` them."
     )
-    call_timeout: str = setting(
-        "5s", "Timeout of one call to the Kubernetes API server, or of one Slurm command.", check=positive_duration
-    )
+    call_timeout: str = duration("5s", "Timeout of one call to the Kubernetes API server, or of one Slurm command.")
     trust: tuple[TrustRule, ...] = setting(
         (), "`[[remediate.trust]]` tables: a `mode` for a `cause`, a `pool` or both. The most specific table applies."
     )
     policy: str | None = setting(None, "TOML file of repair steps by cause and pool, which replace the shipped steps.")
-    approval: str = setting("1h", "How long an approval is valid while guards refuse it.", check=positive_duration)
+    approval: str = duration("1h", "How long an approval is valid while guards refuse it.")
     pool_percent: int = setting(
         20, "Limit of out-of-service nodes of a pool in percent: at least one node, or none with 0.", check=percentage
     )
@@ -431,16 +430,14 @@ class RemediateSettings:
         "Limit of out-of-service nodes of the fleet in percent: at least one node, or none with 0.",
         check=percentage,
     )
-    starts: int = setting(10, "Limit of repairs that start within `starts_window`.", check=at_least_one)
-    starts_window: str = setting("1h", "Time window of `starts` and `reclaims`.", check=positive_duration)
-    attempts: int = setting(
-        2, "Limit of repairs of one node for the same cause within `attempts_window`.", check=at_least_one
-    )
-    attempts_window: str = setting("7d", "Time window of `attempts`.", check=positive_duration)
+    starts: int = positive(10, "Limit of repairs that start within `starts_window`.")
+    starts_window: str = duration("1h", "Time window of `starts` and `reclaims`.")
+    attempts: int = positive(2, "Limit of repairs of one node for the same cause within `attempts_window`.")
+    attempts_window: str = duration("7d", "Time window of `attempts`.")
     breaker_nodes: int = setting(
         5, "Circuit breaker: if more nodes need a repair in `breaker_window`, all repairs stop until a user resets it."
     )
-    breaker_window: str = setting("10m", "Time window of `breaker_nodes`.", check=positive_duration)
+    breaker_window: str = duration("10m", "Time window of `breaker_nodes`.")
     one_per_domain: tuple[str, ...] = setting(
         ("rack", "leaf", "power"), "Failure domains in which only one node may be out of service at a time."
     )
@@ -456,20 +453,16 @@ class RemediateSettings:
         " hardware faults). If not set, all three if agents receive work orders (`hub.order_key_file` is set, `driver`"
         " is `kubernetes` or `slurm`, and the agents allow `diag`). `[]`: only the checks of the hub.",
     )
-    hand_over_after: int = setting(
-        2,
-        "How many failed repairs of a node for the same cause hand it over to a person, with evidence.",
-        check=at_least_one,
+    hand_over_after: int = positive(
+        2, "How many failed repairs of a node for the same cause hand it over to a person, with evidence."
     )
     reclaim: bool = setting(False, "Whether to reclaim allocated, idle GPUs, as far as `mode` and `trust` allow.")
-    reclaim_wait: str = setting("1h", "Time between the warning to the owner and the reclaim.", check=positive_duration)
+    reclaim_wait: str = duration("1h", "Time between the warning to the owner and the reclaim.")
     reclaim_exempt: tuple[str, ...] = setting(
         (), "Workloads and owners whose idle GPUs are never reclaimed, such as `research/*` or `team=infra`."
     )
-    reclaims: int = setting(10, "Limit of reclaims within `starts_window`.", check=at_least_one)
-    xid_quiet: str = setting(
-        "5m", "How long a repaired node must have no new Xid before it returns to service.", check=positive_duration
-    )
+    reclaims: int = positive(10, "Limit of reclaims within `starts_window`.")
+    xid_quiet: str = duration("5m", "How long a repaired node must have no new Xid before it returns to service.")
 
     def __post_init__(self) -> None:
         for text in self.quiet_hours:
@@ -483,17 +476,11 @@ class JournalSettings:
     """Where the journal stores events, incidents, repairs and audit entries."""
 
     path: str | None = setting(None, "SQLite file of the journal. If not set, `journal.sqlite` in `hub.data`.")
-    retention: str = setting(
-        "90d", "How long events, resolved incidents and audit entries are kept.", check=positive_duration
-    )
+    retention: str = duration("90d", "How long events, resolved incidents and audit entries are kept.")
     url_file: str | None = setting(
         None, "File of a PostgreSQL URL, for several hubs. If not set, the journal is the SQLite file of `path`."
     )
-    lease: str = setting(
-        "10s",
-        "With `url_file`: how long the leader's lease lasts before another hub may lead.",
-        check=positive_duration,
-    )
+    lease: str = duration("10s", "With `url_file`: how long the leader's lease lasts before another hub may lead.")
     hub_url: str | None = setting(
         None, "With `url_file`: URL of this hub for clients while it leads. If not set, from `hub.host` and `hub.port`."
     )
@@ -514,10 +501,8 @@ class FabricSettings:
     """How the InfiniBand fabric is monitored. Set `sweep` or `ufm_url` to enable it."""
 
     sweep: bool = setting(False, "Scan the fabric from this machine with infiniband-diags. Read-only; requires root.")
-    interval: str = setting("60s", "Interval between two scans of the fabric.", check=positive_duration)
-    timeout: str = setting(
-        "30s", "Timeout of each program of infiniband-diags, or of a request to UFM.", check=positive_duration
-    )
+    interval: str = duration("60s", "Interval between two scans of the fabric.")
+    timeout: str = duration("30s", "Timeout of each program of infiniband-diags, or of a request to UFM.")
     adapter: str | None = setting(None, "Adapter for the scan, such as `mlx5_0`. If not set, the first active adapter.")
     port: int | None = setting(None, "Port of `adapter`. If not set, the first active port.")
     node_names: str | None = setting(None, "File of switch names by GUID (`--node-name-map` of infiniband-diags).")

@@ -229,7 +229,6 @@ class Agent:
     # Events.
 
     def _spool_event(self, event: events.Event) -> None:
-        """Count an event and spool it for the hub, or log it if there is no hub."""
         self._metrics.events_read.add(kind=event.kind)
         if self._spool is None:
             log_fields = logs.fields(kind=event.kind, code=event.code, gpu=event.place.gpu, text=event.text)

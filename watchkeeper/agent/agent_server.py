@@ -281,7 +281,8 @@ class _Connections:
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         keep_alive = version == "HTTP/1.1" and headers.get("connection", "").lower() != "close" and not has_body
         page = self._build_page(method, target.partition("?")[0], headers.get("authorization", ""))
-        page = _compress(page, headers.get("accept-encoding", ""))
+        if len(page.body) >= compression.MIN_BYTES and compression.accepts_gzip(headers.get("accept-encoding", "")):
+            page = replace(page, body=compression.gzip_body(page.body), is_gzipped=True)
         await _send(writer, page, keep_alive=keep_alive, is_head=method == "HEAD")
         return keep_alive
 
@@ -298,12 +299,6 @@ class _Connections:
 
 def _text_page(status: HTTPStatus, text: str) -> HttpPage:
     return HttpPage(f"{text}\n".encode(), status)
-
-
-def _compress(page: HttpPage, accepted: str) -> HttpPage:
-    if len(page.body) < compression.MIN_BYTES or not compression.accepts_gzip(accepted):
-        return page
-    return replace(page, body=compression.gzip_body(page.body), is_gzipped=True)
 
 
 async def _send(writer: asyncio.StreamWriter, page: HttpPage, *, keep_alive: bool, is_head: bool = False) -> None:

@@ -57,7 +57,6 @@ class Chassis:
         self._logged_problems: dict[str, str] = {}
 
     def sensors(self) -> tuple[Sensor, ...]:
-        """The last readings of all sources that are not stale."""
         oldest = self._monotonic() - STALE_SECONDS
         return tuple(sensor for at, sensors in self._readings.values() if at > oldest for sensor in sensors)
 

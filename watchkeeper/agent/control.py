@@ -70,7 +70,6 @@ class Control:
             sampler.pause_profiling(pause is not None)
 
     def add_gpu_context_to_logs(self) -> AbstractContextManager[None]:
-        """Add GPU context to log records while the block runs, if that is enabled."""
         if not self._settings.logs_gpu_context:
             return nullcontext()
 

@@ -81,9 +81,9 @@ class FabricPage:
         rows = [row for port in ports for row in _build_port_rows(port)]
         rows += [("watchkeeper_infiniband_read_stalled", {"device": device}, 1.0) for device in stalled]
         if ports:
-            totals = self._counters.totals
-            rows.append(("watchkeeper_infiniband_counter_wraps_total", {}, totals.wraps))
-            rows.append(("watchkeeper_infiniband_counter_resets_total", {}, totals.resets))
+            wraps, resets = self._counters.totals.count_wraps_and_resets()
+            rows.append(("watchkeeper_infiniband_counter_wraps_total", {}, wraps))
+            rows.append(("watchkeeper_infiniband_counter_resets_total", {}, resets))
         self._ports, self._ports_at = tuple(rows), now
 
     def read_facts(self, now: float) -> None:

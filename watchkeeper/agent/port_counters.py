@@ -65,13 +65,9 @@ class CounterTotals:
         counter.raw, counter.at, counter.total = raw, at, counter.total + added
         return counter
 
-    @property
-    def wraps(self) -> int:
-        return sum(counter.wraps for counter in self._totals.values())
-
-    @property
-    def resets(self) -> int:
-        return sum(counter.resets for counter in self._totals.values())
+    def count_wraps_and_resets(self) -> tuple[int, int]:
+        counters = self._totals.values()
+        return sum(counter.wraps for counter in counters), sum(counter.resets for counter in counters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +110,10 @@ class DeadlineReader(Generic[T]):
         return {name: results[name] for name in threads if name in results}, tuple(sorted(self._stuck_threads))
 
 
-@dataclass(slots=True)
 class PortCounters:
-    sysfs: Path
-    timeout_seconds: float = 2.0
-    totals: CounterTotals = field(default_factory=CounterTotals)
-    _reader: DeadlineReader[list[infiniband_sysfs.SysfsPort]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._reader = DeadlineReader(self.timeout_seconds)
+    def __init__(self, sysfs: Path, timeout_seconds: float = 2.0) -> None:
+        self.sysfs, self.totals = sysfs, CounterTotals()
+        self._reader: DeadlineReader[list[infiniband_sysfs.SysfsPort]] = DeadlineReader(timeout_seconds)
 
     def read(self, now: float) -> tuple[list[PortReading], tuple[str, ...]]:
         """Every port that answers, and the adapters that hang; `now` is monotonic time."""

@@ -24,8 +24,6 @@ MAX_FILE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A pause: its start, its latest end, and who requested it."""
-
     since: datetime
     until: datetime
     by: str
@@ -69,7 +67,6 @@ class PauseFile:
             raise CollectError(f"cannot be written: {error.strerror}", where=str(self.path), remedy=remedy) from error
 
     def clear(self) -> bool:
-        """End the pause; False if there was none."""
         try:
             self.path.unlink()
         except FileNotFoundError:

@@ -56,7 +56,6 @@ class HubEndpoint:
 
 
 def classify_response(response: http.HttpResponse, backoff_seconds: float) -> tuple[PushResult, float]:
-    """What to do with the batch, and how long to wait before the next request."""
     if response.status == 200:
         return PushResult.DELIVERED, 0.0
     # Malformed or too large: the same bytes are always refused and must not block later events.

@@ -139,7 +139,6 @@ class Exporter:
 
     @property
     def address(self) -> str | None:
-        """`127.0.0.1:9500`, or None if no page is served."""
         return None if self.endpoint is None else self.endpoint.address
 
     def close(self) -> None:

@@ -47,8 +47,6 @@ def write(memory: mmap.mmap, content: dict[str, Any]) -> None:
 
 
 class NvmlGpus:
-    """All GPUs that NVML shows to this process."""
-
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
         nvml.nvmlInit()

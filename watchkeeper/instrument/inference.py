@@ -150,7 +150,6 @@ class InferenceMonitor:
             self._queued = (self._queued or 0) + change
 
     def record_request(self, request: Request, code: int) -> None:
-        """Add a finished request to the totals."""
         with self._lock:
             self._running -= 1
         exemplar_at = time()

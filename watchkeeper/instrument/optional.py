@@ -24,7 +24,6 @@ def require(*names: str, package: str) -> Any:
 
 
 def find_module(name: str) -> Any | None:
-    """Import the module; None if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError:

@@ -99,8 +99,6 @@ class ThroughputRates:
 
 
 class TrainingProgress:
-    """Everything that a program reports, except the times of phases."""
-
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self.loss, self.validation_loss, self.grad_norm, self.learning_rate = (ScalarReading() for _ in range(4))

@@ -118,7 +118,6 @@ class Request:
 
 
 def current_request() -> Request | None:
-    """The request of the current task or thread."""
     return _current.get()
 
 

@@ -90,8 +90,6 @@ class GpuWait:
 
 
 class StepClock:
-    """Times the steps of one rank, in seconds."""
-
     def __init__(self) -> None:
         self.steps = 0
         self.wall_seconds = 0.0

@@ -23,13 +23,11 @@ Carrier = Mapping[str, str]
 
 
 def parse_trace_id(carrier: Carrier) -> str | None:
-    """The caller's trace id; None if it is missing or invalid."""
     match = TRACEPARENT.fullmatch(carrier.get("traceparent", "").strip())
     return None if match is None else match["trace"]
 
 
 def read_carrier(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """The trace headers of an ASGI request."""
     decoded = ((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers)
     return {name: value for name, value in decoded if name in HEADERS}
 
@@ -55,7 +53,6 @@ class Spans:
         return None
 
     def trace_id(self, span: Any | None, carrier: Carrier) -> str | None:
-        """The trace id of the span, or the caller's if there is no span."""
         if span is not None:
             return f"{span.get_span_context().trace_id:032x}"
         return parse_trace_id(carrier)

@@ -19,5 +19,4 @@ class Backoff:
     longest_seconds: float
 
     def delay_seconds(self, failures: int) -> float:
-        """The delay after this number of failures in a row."""
         return min(self.first_seconds * 2.0 ** min(failures - 1, MAX_DOUBLINGS), self.longest_seconds)

@@ -16,8 +16,6 @@ DAY_SECONDS = 86_400.0
 
 
 class Clock(Protocol):
-    """The current time, and a way to wait."""
-
     def now(self) -> datetime: ...
 
     async def sleep(self, seconds: float) -> None: ...

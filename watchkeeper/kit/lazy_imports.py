@@ -59,8 +59,6 @@ class _LazyFinder(MetaPathFinder):
 
 
 class _LazyLoader(Loader):
-    """Creates a module that runs at its first use."""
-
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
 

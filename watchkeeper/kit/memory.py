@@ -62,7 +62,6 @@ def unmodified_mappings(smaps: str) -> Iterator[tuple[int, int]]:
 
 
 def release_free_memory() -> None:
-    """Return the free pages of the heap to the system now."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -26,8 +26,6 @@ LabelPairs = tuple[tuple[str, str], ...]
 
 @dataclass
 class Metric:
-    """One metric with a value for each label set."""
-
     name: str
     kind: str
     help: str
@@ -59,7 +57,6 @@ class Registry:
         return self.metrics.setdefault(name, Metric(name, "gauge", help))
 
     def render(self) -> str:
-        """All metrics in the text exposition format 0.0.4."""
         lines: list[str] = []
         for metric in self.metrics.values():
             lines += _render_family(metric, metric.name, metric.help)

@@ -92,7 +92,6 @@ def json_key(key: str, **options: Any) -> Any:
 
 @cache
 def field_names(kind: type) -> dict[str, str]:
-    """The field names of a dataclass by JSON key."""
     return {field.metadata.get("json_key", field.name): field.name for field in dataclasses.fields(kind) if field.init}
 
 
@@ -103,7 +102,6 @@ def field_types(kind: type) -> dict[str, Any]:
 
 
 def fields_of(record: Any) -> dict[str, Any]:
-    """The values of a dataclass by JSON key, not converted."""
     kind: Any = type(record)
     return {key: getattr(record, name) for key, name in field_names(kind).items()}
 

@@ -45,9 +45,7 @@ Holders = Mapping[str, tuple[Holding, ...]]
 class HolderSource(Protocol):
     """Reads holders by the UUID of a GPU or MIG instance, by index (`3`), or by device file (`nvidia3`)."""
 
-    async def read(self) -> Holders:
-        """Return the holders; CollectError if they cannot be read."""
-        ...
+    async def read(self) -> Holders: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +68,6 @@ class SourceResult:
 
 @dataclass(frozen=True, slots=True)
 class RunningProgram:
-    """A process on a GPU and its workload, as far as /proc shows it."""
-
     program: Program
     workload: Workload
     # The hostname of its pod, if it runs in one.

@@ -78,7 +78,6 @@ def render(
 
 
 def build_workload_labels(workload: Workload) -> dict[str, str]:
-    """The labels of a workload on info series, without empty values."""
     labels = {
         "workload_kind": workload.kind.value,
         "workload": workload.name,

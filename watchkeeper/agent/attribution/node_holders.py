@@ -53,7 +53,6 @@ class NodeHolders:
 
     @property
     def current(self) -> Mapping[str, workloads.Attribution]:
-        """The attribution of each GPU, by UUID, as of the last `refresh`."""
         return self._attributor.current
 
     async def refresh(self, sampler: Sampler) -> None:

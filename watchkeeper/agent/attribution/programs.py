@@ -12,6 +12,7 @@ from pathlib import Path
 
 from watchkeeper.agent.attribution.attribution import RunningProgram
 from watchkeeper.agent.gpus.gpu_samples import Program
+from watchkeeper.kit import files
 from watchkeeper.model.workloads import Workload, WorkloadKind
 from watchkeeper.readers.node import proc_programs
 
@@ -28,12 +29,14 @@ class ProgramWorkloads:
     proc: Path = Path("/proc")
     root: Path = Path("/")
     _users: dict[int, str] = field(default_factory=dict)
-    _passwd_changed_at: float = -1.0
+    _passwd_stamp: files.FileStamp | None = None
     _pods_by_container: dict[str, Workload] = field(default_factory=dict)
 
     def find_workloads(self, programs: Sequence[Program]) -> Mapping[int, RunningProgram]:
         """The workload of each pid; a pid that /proc does not show is named by its number, because it holds the GPU."""
-        self._reload_users()
+        passwd = self.root / "etc/passwd"
+        if (stamp := files.read_stamp(passwd)) not in (None, self._passwd_stamp):
+            self._users, self._passwd_stamp = proc_programs.read_users(passwd), stamp
         return {program.pid: self._find_workload(program) for program in programs}
 
     def _find_workload(self, program: Program) -> RunningProgram:
@@ -70,12 +73,3 @@ class ProgramWorkloads:
             if identity and container:
                 pods[identity] = Workload(WorkloadKind.POD, pod, namespace=namespace, container=container)
         return pods
-
-    def _reload_users(self) -> None:
-        passwd = self.root / "etc/passwd"
-        try:
-            changed_at = passwd.stat().st_mtime
-        except OSError:
-            return
-        if changed_at != self._passwd_changed_at:
-            self._users, self._passwd_changed_at = proc_programs.read_users(passwd), changed_at

@@ -53,7 +53,6 @@ class StepDaemons:
     _has_seen_slurm: bool = False
 
     def has_slurm(self, proc: Path) -> bool:
-        """Whether slurmd or one of its steps has run on this node."""
         if not self._has_seen_slurm:
             self.find_jobs(proc, self._rescan_at)
         return self._has_seen_slurm
@@ -92,7 +91,6 @@ class SlurmJobs:
     _jobs: dict[str, _JobGpus] = field(default_factory=dict)
 
     def is_present(self) -> bool:
-        """Whether job files are configured or Slurm has run on this node."""
         return self.job_directory is not None or self.step_daemons.has_slurm(self.proc)
 
     async def read(self) -> Mapping[str, tuple[Holding, ...]]:

@@ -50,7 +50,6 @@ class DcgmProfile:
         ]
 
     def add_metrics(self, gpu: GpuSample) -> GpuSample:
-        """Add DCGM's values to a GPU for which NVML has none."""
         uuid = gpu.identity["uuid"]
         if Cadence.PROFILE in gpu.read_at:
             self._rounds_without.pop(uuid, None)

@@ -122,7 +122,6 @@ class XidMerge:
             self._pending.append((nvml_event, now + MERGE_SECONDS))
 
     def take_expired(self, now: float) -> list[sampler.NvmlEvent]:
-        """Remove and return the reports for which no kernel log line came in time."""
         expired = [waiting for waiting in self._pending if now >= waiting[1]]
         for waiting in expired:
             self._pending.remove(waiting)

@@ -69,7 +69,6 @@ class GroupFile:
         self.save({**groups, name: selectors})
 
     def delete(self, name: str) -> bool:
-        """Delete a group; False if it does not exist."""
         groups = self.load()
         if name in groups:
             self.save({group: selectors for group, selectors in groups.items() if group != name})
@@ -87,7 +86,6 @@ def find_user_file(environment: Mapping[str, str] = os.environ) -> GroupFile:
 
 
 def load_all_groups(user_file: GroupFile) -> dict[str, list[str]]:
-    """Every group by name; a user's group hides a system group of the same name."""
     return {**(GroupFile(SYSTEM_FILE).load() if user_file.path != SYSTEM_FILE else {}), **user_file.load()}
 
 

@@ -29,8 +29,6 @@ EVENT_RETRY_SECONDS = 5.0
 
 
 class CallRecorder:
-    """Writes the name of the current driver call to memory that the parent reads."""
-
     def __init__(self, fd: int) -> None:
         self._memory = mmap.mmap(fd, 0)
         self._padded: dict[str, bytes] = {}
@@ -44,8 +42,6 @@ class CallRecorder:
 
 
 class ReplyWriter:
-    """Writes lines to the parent, from two threads."""
-
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._lock = threading.Lock()

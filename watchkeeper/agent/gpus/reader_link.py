@@ -33,8 +33,6 @@ class ReaderExited(CollectError):
 
 
 class ReaderLink:
-    """One reader process, which reads `nvml_families`."""
-
     def __init__(
         self,
         nvml_families: Sequence[families.NvmlFamily],

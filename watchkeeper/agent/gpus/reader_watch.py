@@ -62,8 +62,6 @@ class ReaderFault:
 
 @dataclass(slots=True)
 class WatchedGpu:
-    """State of the GPU at one index."""
-
     uuid: str | None = None
     pci: str = ""
     # The current reader process has read this GPU's identity.
@@ -175,7 +173,6 @@ class ReaderWatch:
             self._mark_suspect(index, suspect_fault.cause, now=now, evidence=suspect_fault.evidence)
 
     def record_abandoned(self, alive: int, now: float) -> None:
-        """Record how many abandoned reader processes still run."""
         if alive >= self.limits.max_abandoned > self._abandoned_count:
             self._stuck_since = now
         self._abandoned_count = alive
@@ -186,7 +183,6 @@ class ReaderWatch:
         return self._abandoned_count < self.limits.max_abandoned and now >= self._start_at
 
     def gpus_to_read(self) -> list[int]:
-        """The indices of the GPUs to read in this round."""
         return [index for index, gpu in enumerate(self._gpus) if gpu.suspect_fault is None]
 
     def due_cadences(self, index: int, now: float) -> list[Cadence]:
@@ -232,7 +228,6 @@ class ReaderWatch:
         self._opened_at = now
 
     def faults(self, now: float) -> tuple[ReaderFault, ...]:
-        """Every active fault."""
         faults = [
             fault
             for gpu in self._gpus

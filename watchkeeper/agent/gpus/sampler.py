@@ -65,8 +65,6 @@ class SamplerSettings:
 
 @dataclass(slots=True)
 class SuspectProbe:
-    """A temporary reader process that tests one suspect GPU."""
-
     link: ReaderLink
     index: int
     deadline: float
@@ -140,7 +138,6 @@ class Sampler:
         return self._snapshot
 
     def faults(self) -> list[DriverFault]:
-        """The faults that are active now."""
         now, wall_now = time.monotonic(), self._wall_clock.now()
         with self._lock:
             reader_faults = self._watch.faults(now)
@@ -189,7 +186,6 @@ class Sampler:
             self._drop_reader()
 
     def _read_all_gpus(self) -> None:
-        """Read every GPU that is not suspect, once."""
         if self._is_release_requested:
             self._drop_reader()
             self._end_probe()
@@ -279,7 +275,6 @@ class Sampler:
         return tuple(samples) if add_profiling is None else tuple(map(add_profiling, samples))
 
     def _log_faults(self, reader_faults: tuple[ReaderFault, ...]) -> None:
-        """Log a fault when it starts and when it ends."""
         active = {(fault.cause, fault.uuid) for fault in reader_faults}
         for fault in reader_faults:
             if (fault.cause, fault.uuid) not in self._logged_faults:

@@ -41,8 +41,6 @@ class ReadingOptions:
 
 @dataclass(frozen=True, slots=True)
 class GpuReadings:
-    """The first and the last complete snapshot, and the faults of reading."""
-
     first: Snapshot
     last: Snapshot
     faults: tuple[DriverFault, ...]
@@ -79,7 +77,6 @@ def running_sampler(options: ReadingOptions, wall_clock: clock.Clock) -> Iterato
 
 
 def watch_gpus(options: ReadingOptions, seconds: float, wall_clock: clock.Clock) -> GpuReadings:
-    """Sample the GPUs for some seconds, to see which counters increase."""
     with running_sampler(options, wall_clock) as sampler:
         first, started = sampler.snapshot(), time.monotonic()
         if first.gpus:

@@ -26,8 +26,6 @@ FetchInventory = Callable[[str], Awaitable[Sequence[fleet.Gpu]]]
 
 
 class GpuAddresses:
-    """The GPU at each PCI address, for each boot of each node."""
-
     def __init__(self, fetch_inventory: FetchInventory) -> None:
         self._fetch_inventory = fetch_inventory
         self._gpus: dict[tuple[str, str], dict[str, fleet.Gpu]] = {}

@@ -34,7 +34,6 @@ def follow(settings: KernelLogSettings, *, time: clock.Clock) -> AsyncGenerator[
 
 
 def build_position(record: kernel_follow.KernelRecord) -> KernelLogPosition:
-    """The position after this record."""
     parsed = kernel_log.read_record(record.record)
     return KernelLogPosition(record.source, record.seq, -1 if parsed is None else parsed.since_boot_us, record.cursor)
 

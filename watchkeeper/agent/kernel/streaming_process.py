@@ -65,7 +65,6 @@ class StreamingProcess:
             await asyncio.sleep(0)
 
     def read_errors(self) -> str:
-        """What the program has written to standard error."""
         return os.pread(self._error_file, MAX_ERROR_BYTES, 0).decode("utf-8", "replace").strip()
 
     def close(self) -> int | None:

@@ -76,7 +76,6 @@ class OrderLedger:
             return None
 
     def read_receipts(self) -> dict[str, orders.Envelope]:
-        """Every receipt that the hub has not confirmed, by order id."""
         receipts = {id: self.read_receipt(id) for id, entry in self.content.entries.items() if entry.is_done}
         return {id: receipt for id, receipt in receipts.items() if receipt is not None}
 

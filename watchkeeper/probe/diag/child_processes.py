@@ -46,7 +46,6 @@ class ChildProgram:
 
 
 def module_program(name: str, *arguments: str, python: str = sys.executable) -> ChildProgram:
-    """The program that runs a module of `probe` with this interpreter."""
     return ChildProgram(("-u", "-c", LAUNCH, str(ROOT), f"watchkeeper.probe.{name}", *arguments), python)
 
 

@@ -53,7 +53,6 @@ class AchievedRates:
     pcie_gb: float | None
 
     def by_unit(self) -> list[tuple[str, float]]:
-        """The known rates with the units that are shown to users."""
         rates = (
             ("TFLOP/s on tensor cores if 16-bit", self.tensor_tflops),
             ("TFLOP/s fp32", self.fp32_tflops),
@@ -189,7 +188,6 @@ def profiler_command(bound: Bound, command: Sequence[str] | None) -> str:
 def metric_expectations(
     kind: str, features: Features, *, limit_watts: float, spread: float | None, memory_used: float | None
 ) -> tuple[MetricExpectation, ...]:
-    """The expected ranges for this kind of workload, with the recorded values."""
     power = None if features.power_watts is None else features.power_watts / limit_watts
     values: Mapping[str, float | None] = {
         "gpu_util": features.gpu_util,

@@ -144,7 +144,6 @@ def _add_pauses(parts: Sequence[range], whole: range, *, min_length: int) -> Ite
 
 
 def _find_cuts(vectors: Sequence[Vector], min_length: int) -> list[int]:
-    """The start of each segment, and the end."""
     sums = _PrefixSums(vectors)
     cuts, remaining = {0, len(vectors)}, [(0, len(vectors))]
     while remaining and len(cuts) <= MAX_SEGMENTS:

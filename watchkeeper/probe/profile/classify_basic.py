@@ -11,7 +11,6 @@ from watchkeeper.probe.profile.verdict import Bound, WorkloadVerdict, confidence
 
 
 def detect_waiting(features: Features) -> WorkloadVerdict | None:
-    """A GPU that is idle much of the time."""
     busy, power, pcie_mib = features.gpu_util or 0.0, features.power_over_idle, features.pcie_in_mib
     if busy >= limits()["busy"]:
         return None

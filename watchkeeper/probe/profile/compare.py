@@ -57,7 +57,6 @@ COMPARED_COLUMNS: tuple[tuple[str, str, float, bool | None], ...] = (
 
 
 def compare(before: GpuTrack, now: GpuTrack) -> tuple[ComparedColumn, ...]:
-    """Compare each column that both recordings have."""
     compared = []
     for column, unit, scale, is_more_better in COMPARED_COLUMNS:
         old, new = present_values(before.numbers.get(column, ())), present_values(now.numbers.get(column, ()))

@@ -20,16 +20,12 @@ SM_CLOCK, MEM_CLOCK, PCIE_TX, PCIE_RX = 1, 2, 0, 1
 
 
 class ColumnSource(NamedTuple):
-    """A column, and the part of the result that fills it."""
-
     column: str
     part: str = ""
     scale: float = 1
 
 
 class NvmlRead(NamedTuple):
-    """One NVML call of `readers.nvml.calls`, and the columns that it fills."""
-
     call: str
     sources: tuple[ColumnSource, ...]
     argument: int | None = None

@@ -19,8 +19,6 @@ PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 class ProcessTotals:
-    """The counters of a tree at one time."""
-
     def __init__(self) -> None:
         self.thread_seconds: dict[int, float] = {}
         self.resident_mib = 0.0
@@ -69,7 +67,6 @@ class ProcessTree:
         return totals
 
     def pids(self) -> list[int]:
-        """The process and all its descendants, breadth first."""
         pids, position = [self._pid], 0
         while position < len(pids) and len(pids) < MAX_PROCESSES:
             with suppress(OSError):

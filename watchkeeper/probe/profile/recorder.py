@@ -121,7 +121,6 @@ class Recorder:
             child.wait()
 
     def record_processes(self, pid: int) -> None:
-        """Start to record this process and its descendants."""
         self._pid = pid
         assert self._child is not None
         assert self._child.stdin is not None

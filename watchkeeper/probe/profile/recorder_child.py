@@ -28,8 +28,6 @@ OUTPUT = 1
 
 
 class ParentPipe:
-    """Reads pids from the parent and notices the end of the input."""
-
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._text = b""

@@ -60,7 +60,6 @@ class GpuTrack:
         return any(values[row] is not None for row in selected for values in present)
 
     def select_rows(self, rows: Sequence[int]) -> GpuTrack:
-        """The track with only these rows, which are in ascending order."""
         take_rows: Any = operator.itemgetter(*rows) if rows else operator.itemgetter(slice(0))
         # They usually are consecutive.
         if rows and rows[-1] - rows[0] + 1 == len(rows):
@@ -129,8 +128,6 @@ def _read_parquet(path: Path) -> Recording:
 
 
 class _RowTable:
-    """Collects rows and sorts them by GPU and time at the end."""
-
     def __init__(self, names: list[str], where: str) -> None:
         self._names = names
         self._where = where
@@ -294,7 +291,6 @@ def _parse_number(text: str) -> float | None:
 
 
 def to_table(recording: Recording) -> tuple[list[str], Iterator[list[Any]]]:
-    """The header, and the cells of every row in time order."""
     recorded = set().union(*(track.numbers for track in recording.tracks))
     names_present = [name for name in columns.NUMBER_COLUMNS if name in recorded]
     has_labels = any(track.labels is not None for track in recording.tracks)

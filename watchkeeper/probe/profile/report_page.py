@@ -127,7 +127,6 @@ def _render_gpu(report: ProfileReport, recording: Recording, position: int) -> s
 
 
 def _render_timeline(report: ProfileReport, position: int) -> str:
-    """The classes over time, as a coloured strip above the charts."""
     timeline, start = report.gpus[position].timeline, report.started
     end = start + report.seconds
     scale = (WIDTH - LEFT) / max(1e-6, end - start)

@@ -9,11 +9,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Container
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import pytest
 
-from watchkeeper.agent.kernel.gpu_addresses import GpuAddresses, simulator_inventory
+from watchkeeper.agent.kernel.gpu_addresses import GpuAddresses, read_simulator_inventory
 from watchkeeper.agent.kernel.kernel_follow import KernelEvents, follow_stream
 from watchkeeper.errors import StartRefused
 from watchkeeper.kit.clock import ScaledClock
@@ -116,7 +117,7 @@ def test_an_injected_fault_is_in_the_kernel_log_and_can_be_ended() -> None:
 
 def test_a_gpu_that_is_lost_before_the_first_read_is_reported_with_its_index() -> None:
     async def read(root: str) -> Event:
-        reading = KernelEvents("sim", GpuAddresses(simulator_inventory(root)))
+        reading = KernelEvents("sim", GpuAddresses(partial(read_simulator_inventory, root)))
         async with aclosing(follow_stream(f"{root}/kmsg", time=ScaledClock())) as records:
             async for record in records:
                 event = await reading.build_event(record)

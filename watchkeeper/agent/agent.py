@@ -254,7 +254,9 @@ class Agent:
         if settings.simulator_url is not None:
             # A simulated fleet restarts with each run, so its whole log is read; the hub recognises repeated ids.
             cursor = None
-            addresses = gpu_addresses.GpuAddresses(gpu_addresses.simulator_inventory(settings.simulator_url))
+            addresses = gpu_addresses.GpuAddresses(
+                partial(gpu_addresses.read_simulator_inventory, settings.simulator_url)
+            )
             stream = kernel_follow.follow_stream(f"{settings.simulator_url}/kmsg", time=self._time)
         else:
             path = settings.spool_directory / "kmsg.cursor"
@@ -279,11 +281,11 @@ class Agent:
                     if cursor is not None:
                         cursor.save(kernel_sources.build_position(record))
 
-    async def _list_gpus(self, node: str) -> Sequence[fleet.Gpu]:
+    async def _list_gpus(self, _node: str) -> Sequence[fleet.Gpu]:
         """The GPUs of the sampler and of the driver's files in /proc: in a pod, one of them may be missing."""
         listed: Sequence[fleet.Gpu] = ()
         try:
-            listed = await gpu_addresses.proc_inventory(self._settings.roots.proc)(node)
+            listed = gpu_addresses.read_proc_inventory(self._settings.roots.proc)
         except CollectError:
             if not self._gpus():
                 raise

@@ -21,7 +21,7 @@ from watchkeeper.agent.attribution.attribution import (
     SourceResult,
     attribute,
 )
-from watchkeeper.agent.attribution.attribution_page import HolderDisplay, build_holder_labels, render
+from watchkeeper.agent.attribution.node_holders import HolderDisplay, build_holder_labels, render
 from watchkeeper.agent.gpus.gpu_samples import GpuSample, MigInstanceSample, Program
 from watchkeeper.errors import CollectError
 from watchkeeper.kit.own_metrics import Registry

@@ -13,8 +13,7 @@ from tests.agent.reading import reader
 from tests.support.fake_nvml import driver
 from tests.support.fake_nvml.driver import UUID
 from tests.support.running_agent import machine, running
-from watchkeeper.agent.attribution.attribution_page import HolderDisplay
-from watchkeeper.agent.attribution.node_holders import HolderSettings
+from watchkeeper.agent.attribution.node_holders import HolderDisplay, HolderSettings
 
 
 def put_programs(fake: driver.FakeNvml, gpu: int, **busy: int) -> None:

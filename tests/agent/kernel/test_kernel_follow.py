@@ -15,7 +15,7 @@ import pytest
 from tests.support.loopback import Heard, reply, serve
 from tests.support.manual_clock import ManualClock, settle
 from tests.support.waiting import until_async
-from watchkeeper.agent.kernel.gpu_addresses import GpuAddresses, proc_inventory, simulator_inventory
+from watchkeeper.agent.kernel.gpu_addresses import GpuAddresses, read_proc_inventory, read_simulator_inventory
 from watchkeeper.agent.kernel.kernel_follow import (
     EventRateLimiter,
     KernelEvents,
@@ -191,11 +191,11 @@ def test_the_simulators_inventory_has_normalised_addresses() -> None:
 
     async def story() -> None:
         async with serve(lambda _: reply(json.dumps({"node": "n1", "boot": "b", "gpus": gpus}))) as server:
-            assert await simulator_inventory(server.origin)("n1") == [Gpu(UUID, 3, "0000:5d:00", "NVIDIA H200")]
+            assert await read_simulator_inventory(server.origin, "n1") == [Gpu(UUID, 3, "0000:5d:00", "NVIDIA H200")]
             assert server.heard[0].path == "/nodes/n1/inventory"
         async with serve(lambda _: reply("[]")) as server:
             with pytest.raises(CollectError, match="is not an inventory"):
-                await simulator_inventory(server.origin)("n1")
+                await read_simulator_inventory(server.origin, "n1")
 
     asyncio.run(story())
 
@@ -209,7 +209,7 @@ def test_the_drivers_files_in_proc_are_an_inventory(tmp_path: Path) -> None:
 
 
 async def _ask(proc: Path) -> Sequence[Gpu]:
-    return await proc_inventory(proc)("n1")
+    return read_proc_inventory(proc)
 
 
 def kmsg(path: Path) -> KernelLogSettings:

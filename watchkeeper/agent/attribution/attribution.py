@@ -1,7 +1,7 @@
 """Finds the workload that holds each GPU of this node, or the reason why it is unknown.
 
     kubelet (pods) ─┐
-    Slurm (jobs)  ──┼→ attribute → one Attribution for each GPU → attribution_page, and labels on the page
+    Slurm (jobs)  ──┼→ attribute → one Attribution for each GPU → node_holders, and labels on the page
     NVML + /proc  ──┘
 
 A scheduler names the holder, also before its first process runs; the processes on a GPU show each holder's share of it,
@@ -26,7 +26,6 @@ from watchkeeper.model.workloads import Attribution, Holding, UnattributedReason
 
 log = logging.getLogger(__name__)
 
-REFRESH_SECONDS = 2.0
 # Longer than any source's own timeout; a source that ignores its timeout must not block the others.
 SOURCE_TIMEOUT_SECONDS = 4.0
 NO_ANSWER = f"no answer within {SOURCE_TIMEOUT_SECONDS:g} s"

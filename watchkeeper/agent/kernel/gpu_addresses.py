@@ -70,39 +70,28 @@ class GpuAddresses:
         return self._gpus.setdefault((node, boot), {})
 
 
-def simulator_inventory(origin: str) -> FetchInventory:
-    """GPU lists from `GET /nodes/{node}/inventory` of the simulator at `origin`."""
-
-    async def fetch(node: str) -> Sequence[fleet.Gpu]:
-        connection = http.Connection(timeout_seconds=2.0)
-        url = f"{origin}/nodes/{node}/inventory"
-        try:
-            response = await connection.send(http.HttpRequest(url))
-        finally:
-            await connection.aclose()
-        if response.status != 200:
-            raise CollectError(f"answered {response.status}", where=url)
-        try:
-            gpus = wire.from_plain(tuple[fleet.Gpu, ...], json.loads(response.body)["gpus"])
-            return [fleet.Gpu(gpu.uuid, gpu.index, fleet.normalise_pci(gpu.pci), gpu.model) for gpu in gpus if gpu.pci]
-        except (ValueError, KeyError, TypeError, WireError) as error:
-            raise CollectError(f"is not an inventory: {error}", where=url) from error
-
-    return fetch
+async def read_simulator_inventory(origin: str, node: str) -> Sequence[fleet.Gpu]:
+    """The GPU list of a node from `GET /nodes/{node}/inventory` of the simulator at `origin`."""
+    connection = http.Connection(timeout_seconds=2.0)
+    url = f"{origin}/nodes/{node}/inventory"
+    try:
+        response = await connection.send(http.HttpRequest(url))
+    finally:
+        await connection.aclose()
+    if response.status != 200:
+        raise CollectError(f"answered {response.status}", where=url)
+    try:
+        gpus = wire.from_plain(tuple[fleet.Gpu, ...], json.loads(response.body)["gpus"])
+        return [fleet.Gpu(gpu.uuid, gpu.index, fleet.normalise_pci(gpu.pci), gpu.model) for gpu in gpus if gpu.pci]
+    except (ValueError, KeyError, TypeError, WireError) as error:
+        raise CollectError(f"is not an inventory: {error}", where=url) from error
 
 
-def proc_inventory(proc: Path) -> FetchInventory:
+def read_proc_inventory(proc: Path) -> list[fleet.Gpu]:
     """The GPU list of this node, from the NVIDIA driver's files under `proc`."""
-
-    async def fetch(_node: str) -> Sequence[fleet.Gpu]:
-        gpus = []
-        try:
-            for page in sorted((proc / "driver/nvidia/gpus").glob("*/information")):
-                gpu = host.read_gpu_information(page.read_text(errors="replace"))
-                if gpu is not None:
-                    gpus.append(gpu)
-        except OSError as error:
-            raise CollectError(f"cannot be read: {error.strerror}", where=str(proc / "driver/nvidia/gpus")) from error
-        return gpus
-
-    return fetch
+    folder = proc / "driver/nvidia/gpus"
+    try:
+        texts = [page.read_text(errors="replace") for page in sorted(folder.glob("*/information"))]
+    except OSError as error:
+        raise CollectError(f"cannot be read: {error.strerror}", where=str(folder)) from error
+    return [gpu for text in texts if (gpu := host.read_gpu_information(text)) is not None]

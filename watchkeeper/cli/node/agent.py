@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from watchkeeper.agent import agent, agent_server, node_facts
-from watchkeeper.agent.attribution import attribution_page, node_holders
+from watchkeeper.agent.attribution import node_holders
 from watchkeeper.cli import options, processes
 from watchkeeper.cli.node import agent_control
 from watchkeeper.cli.options import SPOOL, path_option
@@ -49,8 +49,8 @@ EXIT_AFTER_SECONDS = 2.0
 @click.option(
     "--attribution",
     "holder_display",
-    type=click.Choice([each.value for each in attribution_page.HolderDisplay]),
-    default=attribution_page.HolderDisplay.BOTH.value,
+    type=click.Choice([each.value for each in node_holders.HolderDisplay]),
+    default=node_holders.HolderDisplay.BOTH.value,
     help="Export the holder of a GPU as dcgm-exporter's labels, as an info series, or both.",
 )
 @path_option("--hpc-job-mapping-dir", "job_files", help="Folder of job files of a Slurm prolog, one per GPU.")
@@ -123,7 +123,7 @@ def build_settings(
         host, port = parse_address(address) if address != "none" else ("127.0.0.1", 0)
         credentials = agent_server.load_credentials(token_file, basic_file)
         listen = agent_server.ListenSettings(host, port, socket, credentials, is_open, certificate, key)
-    display = attribution_page.HolderDisplay(holder_display)
+    display = node_holders.HolderDisplay(holder_display)
     return agent.AgentSettings(
         hub_url=None if no_hub else hub_url,
         hub_access=access.Access(ca_file=str(hub_ca or ""), cert_file=str(hub_cert or ""), key_file=str(hub_key or "")),

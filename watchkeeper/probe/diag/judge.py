@@ -60,12 +60,9 @@ def _merge_repeats(measurements: Iterable[Measurement]) -> list[Measurement]:
             continue
         slower = min(earlier, measurement, key=lambda run: float("inf") if run.measured is None else run.measured)
         failure = earlier.failure or measurement.failure
-        merged[measurement.test, measurement.gpu] = replace(
-            slower,
-            problems=(*earlier.problems, *measurement.problems),
-            failure=failure,
-            measured=None if failure else slower.measured,
-        )
+        measured, problems = None if failure else slower.measured, (*earlier.problems, *measurement.problems)
+        key = measurement.test, measurement.gpu
+        merged[key] = replace(slower, problems=problems, failure=failure, measured=measured)
     return list(merged.values())
 
 

@@ -120,7 +120,10 @@ def _run_gpu_tests(
     loop = WorkLoop(children, GpuMonitor(gpu.uuid for gpu in free), report_progress)
     loop.run(list(_worker_jobs(free, level, options)))
     if len(free) > 1 and not loop.stop_reason:
-        loop.run([_pair_job(free, options)])
+        # One worker uses all GPUs; its results are reported for the first.
+        step = replace(plan.P2P, options={"names": [gpu.index for gpu in free]})
+        program = _worker_program(options, [gpu.uuid for gpu in free])
+        loop.run([WorkerJob("gpu pairs", free[0].uuid, free[0].model, (step,), program)])
     results += [*judge.judge_measurements(loop.measurements), *loop.monitor.results()]
     return results, loop.stop_reason
 
@@ -148,13 +151,6 @@ def _worker_jobs(gpus: Iterable[GpuReading], level: int, options: DiagOptions) -
     for gpu in gpus:
         steps = plan.plan_steps(level, seconds, is_shared=refuse_gpu(gpu, is_busy_ok=False) is not None)
         yield WorkerJob(f"gpu {gpu.index}", gpu.uuid, gpu.model, steps, _worker_program(options, [gpu.uuid]))
-
-
-def _pair_job(gpus: Sequence[GpuReading], options: DiagOptions) -> WorkerJob:
-    """The job of one worker that uses all GPUs; its results are reported for the first."""
-    first, uuids = gpus[0], [gpu.uuid for gpu in gpus]
-    step = replace(plan.P2P, options={"names": [gpu.index for gpu in gpus]})
-    return WorkerJob("gpu pairs", first.uuid, first.model, (step,), _worker_program(options, uuids))
 
 
 def _worker_program(options: DiagOptions, uuids: Sequence[str]) -> child_processes.ChildProgram:

@@ -109,7 +109,11 @@ def _collect_messages(children: child_processes.Children, plan: FabricPlan, repo
         message = children.next_message(deadline)
         if message is None:
             if time.monotonic() >= deadline:
-                state.failed.append(_timeout_reason(plan, state, names))
+                not_joined = ", ".join(sorted(names - state.joined))
+                reason = f"no progress for {plan.progress_timeout_seconds:g} s: the fabric hangs"
+                if not_joined:
+                    reason = f"{not_joined} did not join at {plan.host} within {plan.join_timeout_seconds:g} s"
+                state.failed.append(reason)
             continue
         has_joined = state.joined >= names
         deadline = time.monotonic()
@@ -135,13 +139,6 @@ def _add_message(state: _RankMessages, message: child_processes.ChildMessage, re
         state.ended.add(message.child)
     elif body["type"] == "progress" and message.child.endswith(" 0"):
         report_step(str(body["test"]))
-
-
-def _timeout_reason(plan: FabricPlan, state: _RankMessages, names: set[str]) -> str:
-    not_joined = sorted(names - state.joined)
-    if not_joined:
-        return f"{', '.join(not_joined)} did not join at {plan.host} within {plan.join_timeout_seconds:g} s"
-    return f"no progress for {plan.progress_timeout_seconds:g} s: the fabric hangs"
 
 
 def _create_report(plan: FabricPlan, state: _RankMessages) -> FabricReport:

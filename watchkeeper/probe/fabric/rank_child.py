@@ -128,26 +128,22 @@ class RankWorker:
                 if bool((received != float(partner)).any()):
                     raise ArithmeticError(f"data from rank {partner} to rank {self.rank} changed on the way")
                 if self.rank < partner:
-                    pairs.append(
-                        {"first": self.rank, "second": partner, "gb_per_second": element_count * 4 / seconds / 1e9}
-                    )
+                    rate = element_count * 4 / seconds / 1e9
+                    pairs.append({"first": self.rank, "second": partner, "gb_per_second": rate})
             send(type="progress", test="pairs", done=(number + 1) / len(schedule))
         return pairs
 
     def _exchange_seconds(self, sent: Any, received: Any, partner: int) -> float:
+        dist = self._dist
         self._synchronize()
         start = time.perf_counter()
-        self._exchange(sent, received, partner)
-        self._synchronize()
-        return time.perf_counter() - start
-
-    def _exchange(self, sent: Any, received: Any, partner: int) -> None:
         if {self.rank, partner} == set(self._options.get("slow_pair", ())):
             time.sleep(0.05)
-        dist = self._dist
         operations = [dist.P2POp(dist.isend, sent, partner), dist.P2POp(dist.irecv, received, partner)]
         for work in dist.batch_isend_irecv(operations):
             work.wait()
+        self._synchronize()
+        return time.perf_counter() - start
 
 
 if __name__ == "__main__":

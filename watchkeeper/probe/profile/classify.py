@@ -168,9 +168,8 @@ def _measure_launches(features: Features) -> tuple[float, bool] | None:
     # An idle GPU moves about 1 MiB/s.
     mib_per_busy_percent = max(0.0, features.pcie_in_mib - 1.0) / (100 * features.graphics)
     response_ratio = 1.0 if features.pcie_out_mib is None else features.pcie_out_mib / max(1.0, features.pcie_in_mib)
-    return mib_per_busy_percent, mib_per_busy_percent <= limits()["launch_mib_most"] and response_ratio >= limits()[
-        "launch_answer_ratio"
-    ]
+    is_responsive = response_ratio >= limits()["launch_answer_ratio"]
+    return mib_per_busy_percent, is_responsive and mib_per_busy_percent <= limits()["launch_mib_most"]
 
 
 def _detect_launches(features: Features) -> WorkloadVerdict | None:

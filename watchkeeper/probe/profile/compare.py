@@ -60,25 +60,20 @@ def compare(before: GpuTrack, now: GpuTrack) -> tuple[ComparedColumn, ...]:
     compared = []
     for column, unit, scale, is_more_better in COMPARED_COLUMNS:
         old, new = present_values(before.numbers.get(column, ())), present_values(now.numbers.get(column, ()))
-        if old and new:
-            compared.append(_compare_column(column, unit, old=old, new=new, scale=scale, is_more_better=is_more_better))
+        if not old or not new:
+            continue
+        old_mean, new_mean = statistics.fmean(old), statistics.fmean(new)
+        noise, change = None, Difference.UNKNOWN
+        if min(len(old), len(new)) >= MIN_ROWS:
+            noise = NOISE_FACTOR * math.sqrt(_standard_error(old) ** 2 + _standard_error(new) ** 2)
+            if abs(new_mean - old_mean) <= max(noise, MIN_CHANGE * scale):
+                change = Difference.SAME
+            elif is_more_better is None:
+                change = Difference.DIFFERENT
+            else:
+                change = Difference.BETTER if (new_mean > old_mean) == is_more_better else Difference.WORSE
+        compared.append(ComparedColumn(column, unit, old_mean, new_mean, noise, change))
     return tuple(compared)
-
-
-def _compare_column(
-    column: str, unit: str, *, old: Sequence[float], new: Sequence[float], scale: float, is_more_better: bool | None
-) -> ComparedColumn:
-    before, now = statistics.fmean(old), statistics.fmean(new)
-    if min(len(old), len(new)) < MIN_ROWS:
-        return ComparedColumn(column, unit, before, now, None, Difference.UNKNOWN)
-    noise = NOISE_FACTOR * math.sqrt(_standard_error(old) ** 2 + _standard_error(new) ** 2)
-    difference = now - before
-    if abs(difference) <= max(noise, MIN_CHANGE * scale):
-        return ComparedColumn(column, unit, before, now, noise, Difference.SAME)
-    if is_more_better is None:
-        return ComparedColumn(column, unit, before, now, noise, Difference.DIFFERENT)
-    is_better = (difference > 0) == is_more_better
-    return ComparedColumn(column, unit, before, now, noise, Difference.BETTER if is_better else Difference.WORSE)
 
 
 def _standard_error(values: Sequence[float]) -> float:

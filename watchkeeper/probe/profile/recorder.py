@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from watchkeeper.errors import CollectError
@@ -79,9 +78,7 @@ class Recorder:
             raise NoGpuError(*(self._start_error or ("NONE", "the driver has no GPU with this index")))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop_child()
 
     def _start(self, gpus: Sequence[int]) -> None:

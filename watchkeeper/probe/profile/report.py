@@ -246,7 +246,16 @@ def report_as_json(report: ProfileReport) -> dict[str, Any]:
         "tool": report.tool,
         "evidence": {name: value for name, value in wire.to_plain(main.features).items() if value is not None},
         "expected": [{**wire.to_plain(row), "is_met": row.is_met} for row in report.expected],
-        "gpus": [_gpu_as_json(gpu, report.started) for gpu in report.gpus],
+        "gpus": [
+            {
+                "gpu": gpu.gpu,
+                "class": gpu.main.verdict.bound.value,
+                "achieved_estimates": wire.to_plain(gpu.achieved),
+                "memory_used": gpu.memory_used,
+                "segments": [segment_as_json(segment, report.started) for segment in gpu.timeline],
+            }
+            for gpu in report.gpus
+        ],
         "spread": report.spread,
         "imbalance": report.imbalance,
         "host": dict(report.host),
@@ -254,16 +263,6 @@ def report_as_json(report: ProfileReport) -> dict[str, Any]:
         if report.baseline_bound is None
         else {"class": report.baseline_bound, "compared": wire.to_plain(report.compared_columns)},
         "notes": list(report.notes),
-    }
-
-
-def _gpu_as_json(gpu: GpuReport, started: float) -> dict[str, Any]:
-    return {
-        "gpu": gpu.gpu,
-        "class": gpu.main.verdict.bound.value,
-        "achieved_estimates": wire.to_plain(gpu.achieved),
-        "memory_used": gpu.memory_used,
-        "segments": [segment_as_json(segment, started) for segment in gpu.timeline],
     }
 
 

@@ -157,7 +157,11 @@ def _render_chart(track: GpuTrack, name: str, *, unit: str, lines: Sequence[Char
     for number, points in enumerate(series):
         path = " ".join(f"{LEFT + (at - start) * x_scale:.1f},{HEIGHT - value * y_scale:.1f}" for at, value in points)
         polylines.append(f'<polyline class="line{number}" points="{path}"/>')
-    grid = "".join(_grid_line(part * y_max, HEIGHT - part * y_max * y_scale) for part in (0, 0.5, 1))
+    grid = ""
+    for value in (0.0, y_max / 2, y_max):
+        y = HEIGHT - value * y_scale
+        grid += f'<line x1="{LEFT}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        grid += _svg_text(LEFT - 6, y + 4, anchor="end", text=f"{value:g}")
     ticks = "".join(
         _svg_text(LEFT + part * (WIDTH - LEFT), HEIGHT + 16, anchor=anchor, text=f"{part * (end - start):.0f} s")
         for part, anchor in ((0, "start"), (0.5, "middle"), (1, "end"))
@@ -166,11 +170,6 @@ def _render_chart(track: GpuTrack, name: str, *, unit: str, lines: Sequence[Char
     caption = f"<figcaption>{escape(name)} <small>{unit}</small><span class=legend>{legend}</span></figcaption>"
     attributes = f'viewBox="0 0 {WIDTH} {HEIGHT + 22}" role="img" aria-label="{escape(name)}"'
     return f"<figure>{caption}<svg {attributes}>{grid}{''.join(polylines)}{ticks}</svg></figure>"
-
-
-def _grid_line(value: float, y: float) -> str:
-    line = f'<line x1="{LEFT}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>'
-    return line + _svg_text(LEFT - 6, y + 4, anchor="end", text=f"{value:g}")
 
 
 def _svg_text(x: float, y: float, *, anchor: str, text: str) -> str:

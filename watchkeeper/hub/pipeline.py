@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from itertools import chain, islice
 
 from watchkeeper.diagnose import corrections, evidence, explain
@@ -56,9 +55,8 @@ def dry_run_dependencies(
     engine: engines.Engine, inventory: fleet.ScrapedInventory, *, journal: journals.Journal, rules: rulefile.RuleSet
 ) -> PipelineDependencies:
     """The shipped policy and the dry-run driver, which changes nothing: for drills and tests."""
-    return PipelineDependencies(
-        engine, inventory, journal, rules, policy.load(), cluster_driver.DryRunDriver(), trust_rules.TrustRules()
-    )
+    driver, no_rules = cluster_driver.DryRunDriver(), trust_rules.TrustRules()
+    return PipelineDependencies(engine, inventory, journal, rules, policy.load(), driver, no_rules)
 
 
 class Pipeline:
@@ -141,9 +139,13 @@ class Pipeline:
         self._first_evaluation = self._first_evaluation or now
         is_first = group.key not in self._evaluated_groups
         if is_first:
-            self.rule_state = evaluate.with_series_before_restart(
-                group, self.rule_state, partial(self._series_before_restart, now=now)
-            )
+            since_ms = clock.to_ms(now) - self._parts.engine.limits().lookback_ms
+
+            def series_before_restart(key: str) -> Iterable[labels.Labels]:
+                """The series of a rule without a stale marker; empty for a remote engine."""
+                return self._parts.engine.appender.active_series(_group_key(key), since_ms).values()
+
+            self.rule_state = evaluate.with_series_before_restart(group, self.rule_state, series_before_restart)
             self._restore_keep_firing(group, now)
             self._delay_resolves(group, now)
         states: dict[str, evaluate.RuleState] = {}
@@ -160,12 +162,6 @@ class Pipeline:
             self._restore_pending(group)
         return changed
 
-    def _series_before_restart(self, key: str, *, now: datetime) -> Iterable[labels.Labels]:
-        """The series of a rule from before a restart without a stale marker; empty for a remote engine."""
-        engine = self._parts.engine
-        since_ms = clock.to_ms(now) - engine.limits().lookback_ms
-        return engine.appender.active_series(_group_key(key), since_ms).values()
-
     def _delay_resolves(self, group: rulefile.RuleGroup, now: datetime) -> None:
         """Before the first evaluation of a group: delay the resolution of alerts from before this start."""
         keys = [evaluate.rule_key(group, rule) for rule in group.rules]
@@ -174,9 +170,8 @@ class Pipeline:
         try:
             since = evaluate.evaluated_since(self._parts.engine, now)
         except WatchkeeperError as error:
-            log.warning(
-                "restoring resolve delay failed, alerts may resolve early", extra=fields(group=group.name, error=error)
-            )
+            details = fields(group=group.name, error=error)
+            log.warning("restoring resolve delay failed, alerts may resolve early", extra=details)
             return
         if since is not None:
             watch = evaluate.EvaluationCoverage(self._first_evaluation or now, since)
@@ -192,13 +187,9 @@ class Pipeline:
 
     def _restore_pending(self, group: rulefile.RuleGroup) -> None:
         """After a group's first evaluation: restore how long an alert was pending before the restart."""
-        keys = [evaluate.rule_key(group, rule) for rule in group.rules]
-        state = {key: self.rule_state[key] for key in keys}
-        if any(
-            alert.state is alerts.AlertState.PENDING
-            for rule_state in state.values()
-            for alert in rule_state.alerts.values()
-        ):
+        state = {key: self.rule_state[key] for key in (evaluate.rule_key(group, rule) for rule in group.rules)}
+        active = (alert for rule_state in state.values() for alert in rule_state.alerts.values())
+        if any(alert.state is alerts.AlertState.PENDING for alert in active):
             pending_since = self._ages_before_restart(evaluate.ALERTS_FOR_STATE, group)
             self.rule_state = {**self.rule_state, **evaluate.restore_pending_ages(state, pending_since)}
 
@@ -208,10 +199,8 @@ class Pipeline:
             if name not in self._ages:
                 self._ages[name] = evaluate.ages_before_restart(name, self._parts.engine, self._started_at)
         except WatchkeeperError as error:
-            log.warning(
-                "restoring alert ages failed, ages start at zero",
-                extra=fields(group=group.name, series=name, error=error),
-            )
+            details = fields(group=group.name, series=name, error=error)
+            log.warning("restoring alert ages failed, ages start at zero", extra=details)
         return self._ages.get(name, {})
 
     def active_alerts(self) -> list[alerts.Alert]:
@@ -304,11 +293,8 @@ class Pipeline:
             for sharing_plan in sharing_plans:
                 if not plan.is_shared_with(sharing_plan, incident.id):
                     parts.journal.save_plan(plan.with_shared_incidents(sharing_plan, [incident.id]))
-        return (
-            new_diagnosis.best
-            if new_diagnosis.best is not None and explain.supersedes(new_diagnosis.best, incident)
-            else None
-        )
+        best = new_diagnosis.best
+        return best if best is not None and explain.supersedes(best, incident) else None
 
     def _draft_plan(self, incident: Incident, finding: diagnosis.Finding | None) -> plan.PlanDraft:
         """The plan of the policy for this cause and pool, in the mode of the trust rules."""
@@ -316,10 +302,8 @@ class Pipeline:
         place, cause = (finding.place, finding.cause) if finding is not None else (incident.place, incident.cause)
         node = None if place.node is None else parts.fleet.node(place.node, place.cluster)
         pool = "" if node is None else node.pool
-        mode = parts.trust_rules.decide_mode(cause, pool).mode
-        return plan.make_plan(
-            incident, finding, parts.policy, mode=mode, pool=pool, format_place=parts.fleet.place_name
-        )
+        mode, names = parts.trust_rules.decide_mode(cause, pool).mode, parts.fleet.place_name
+        return plan.make_plan(incident, finding, parts.policy, mode=mode, pool=pool, format_place=names)
 
     def correct(self, id: str, actor: str, *, cause: str, why: str, now: datetime) -> corrections.Correction:
         """Store a cause that a person corrected or confirmed; similar incidents get it as their first finding."""

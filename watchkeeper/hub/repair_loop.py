@@ -46,7 +46,7 @@ from watchkeeper.remediate import (
     trust_rules,
     validation,
 )
-from watchkeeper.remediate.driver import PersistentDriver
+from watchkeeper.remediate.drivers import kubernetes
 from watchkeeper.remediate.proposal import RepairProposal, is_urgent, propose_repair
 from watchkeeper.remediate.repairs import Repairs
 from watchkeeper.scrape import fleet
@@ -82,7 +82,7 @@ class RepairLoopDependencies:
     report_failure: Callable[[str, Exception], None]
     validators: tuple[validation.Validator, ...] = ()
     # The cluster's driver, if it has connections to keep open and close.
-    connected: PersistentDriver | None = None
+    connected: kubernetes.KubernetesDriver | None = None
     # The directory for evidence about handed-over nodes; None: do not write it.
     bundles: Path | None = None
 
@@ -136,7 +136,7 @@ class RepairLoop:
                 extra=fields(remedy="Set the scheduler in [fleet]"),
             )
         hub_validators = validation.hub_validators(
-            parts.engine, parts.journal, soak=timedelta(seconds=durations.parse_seconds(self._settings.xid_quiet))
+            parts.engine, parts.journal, soak=_duration(self._settings.xid_quiet)
         )
         repair_dependencies = registry.RepairDependencies(
             parts.journal,
@@ -160,13 +160,12 @@ class RepairLoop:
             sources = evidence.EvidenceSources(parts.journal, parts.engine, parts.fleet, __version__)
             limit = self._settings.hand_over_after
             handover = evidence.NodeHandOver(parts.journal, sources, parts.bundles, limit=limit)
-        approval_lifetime = timedelta(seconds=durations.parse_seconds(self._settings.approval))
         self._has_resubmitted = False
         self._binding = JournalBinding(
             parts,
             exemptions,
             journal_repairs,
-            control.RepairControl(journal_repairs, approval_lifetime=approval_lifetime),
+            control.RepairControl(journal_repairs, approval_lifetime=_duration(self._settings.approval)),
             handover,
         )
 
@@ -311,8 +310,8 @@ class RepairLoop:
 
     def simulate_policy(self, candidate: policy.RepairPolicy) -> list[explanation.ReplayedIncident]:
         past = self._parts.journal.incidents(limit=explanation.MAX_REPLAYED_INCIDENTS)
-        rules = explanation.PolicyReplayRules(candidate, self.trust_rules, self.limits, self._parts.fleet.nodes())
-        return explanation.replay_incidents(past, rules)
+        nodes = self._parts.fleet.nodes()
+        return explanation.PolicyReplay(candidate, self.trust_rules, self.limits, nodes=nodes).replay(past)
 
     def retry(self, id: str, actor: str) -> Repair:
         requested = self.requested_repair(id)
@@ -482,19 +481,20 @@ def build_trust_rules(settings: config.RemediateSettings) -> trust_rules.TrustRu
     return trust_rules.TrustRules(settings.mode, rules)
 
 
-def build_limits(settings: config.RemediateSettings) -> guards.GuardLimits:
-    def duration(text: str) -> timedelta:
-        return timedelta(seconds=durations.parse_seconds(text))
+def _duration(text: str) -> timedelta:
+    return timedelta(seconds=durations.parse_seconds(text))
 
+
+def build_limits(settings: config.RemediateSettings) -> guards.GuardLimits:
     return guards.GuardLimits(
         settings.pool_percent,
         settings.fleet_percent,
         settings.starts,
-        duration(settings.starts_window),
+        _duration(settings.starts_window),
         settings.attempts,
-        duration(settings.attempts_window),
+        _duration(settings.attempts_window),
         settings.breaker_nodes,
-        duration(settings.breaker_window),
+        _duration(settings.breaker_window),
         settings.one_per_domain,
         tuple(quiet_hours.parse(text) for text in settings.quiet_hours),
         tuple(guards.Quorum(quorum.job_class, quorum.pool, quorum.gpus) for quorum in settings.quorum),

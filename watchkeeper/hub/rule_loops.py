@@ -107,7 +107,7 @@ class RuleLoops:
         self._last_numbers: dict[str, tuple[float, int]] = {}
         self._file_stamps: Mapping[str, files.FileStamp | None] = {}
         self._loaded = reloads.LoadedRules() if self.follows_server else self._read_sources()
-        self.last_reload = self._report_outcome(self._make_outcome(self._clock.now()))
+        self.last_reload = self._report_outcome(self._clock.now())
 
     @property
     def rules(self) -> rulefile.RuleSet:
@@ -139,10 +139,8 @@ class RuleLoops:
     def alert_causes(self) -> Mapping[str, str]:
         """The cause label of the loaded alerting rules, by alert name."""
         rules = (rule for group in self.rules.groups for rule in group.rules)
-        rules_with_cause = (
-            rule for rule in rules if isinstance(rule, rulefile.AlertingRule) and "cause" in rule.labels
-        )
-        return {rule.name: rule.labels["cause"].text for rule in rules_with_cause}
+        alerting = (rule for rule in rules if isinstance(rule, rulefile.AlertingRule))
+        return {rule.name: rule.labels["cause"].text for rule in alerting if "cause" in rule.labels}
 
     # Evaluate
 
@@ -165,9 +163,8 @@ class RuleLoops:
         now = self._clock.now().timestamp()
         for group in self.rules.groups:
             self._start_group(group, now)
-        due = min(
-            (self._next_evaluation_at(group, now) for group in self.rules.groups), default=now + FILE_CHECK_SECONDS
-        )
+        intervals = map(self._interval, self.rules.groups)
+        due = min(((now // interval + 1) * interval for interval in intervals), default=now + FILE_CHECK_SECONDS)
         await self._clock.sleep(min(due - now, FILE_CHECK_SECONDS))
         if due - now > FILE_CHECK_SECONDS:
             return
@@ -182,10 +179,6 @@ class RuleLoops:
         interval = self._interval(group)
         if self._last_numbers.get(group.key, (None, 0))[0] != interval:
             self._last_numbers[group.key] = (interval, self._interval_number(interval, now))
-
-    def _next_evaluation_at(self, group: rulefile.RuleGroup, now: float) -> float:
-        interval = self._interval(group)
-        return (now // interval + 1) * interval
 
     def _interval_number(self, interval: float, now: float) -> int:
         return int((now + SAME_SECONDS) // interval)
@@ -212,9 +205,8 @@ class RuleLoops:
             self._missed.add(len(missed), group=group.name)
         if any(isinstance(rule, rulefile.AlertingRule) for rule in group.rules):
             return [DueEvaluation(group, now)]
-        times = [
-            datetime.fromtimestamp(number * interval, UTC) for number in (*missed[-MAX_CAUGHT_UP:], current_number)
-        ]
+        numbers = (*missed[-MAX_CAUGHT_UP:], current_number)
+        times = [datetime.fromtimestamp(number * interval, UTC) for number in numbers]
         return [DueEvaluation(group, at, is_late=at != times[-1]) for at in times]
 
     async def _evaluate(self, evaluations: Sequence[DueEvaluation]) -> None:
@@ -294,9 +286,9 @@ class RuleLoops:
                 loaded = await asyncio.to_thread(self._read_sources)
             # Deliberately everything: the loaded rules stay active after any failure.
             except Exception as error:
-                self.last_reload = self._report_outcome(
-                    self._make_outcome(self._clock.now(), problems=_problem_texts(error))
-                )
+                listed = error.problems if isinstance(error, rulefile.RuleFileProblems) else (error,)
+                problems = tuple(map(str, listed))
+                self.last_reload = self._report_outcome(self._clock.now(), problems=problems)
                 return self.last_reload
             now = self._clock.now()
             ended = await self._run_in_thread(lambda: self._dependencies.pipeline().change_rules(loaded.rules, now))
@@ -304,7 +296,7 @@ class RuleLoops:
             group_labels = {(("group", group.name),) for group in loaded.rules.groups}
             for key in [key for key in self._duration.values if key not in group_labels]:
                 del self._duration.values[key]
-            self.last_reload = outcome = self._report_outcome(self._make_outcome(now))
+            self.last_reload = outcome = self._report_outcome(now)
             if ended:
                 await self._dependencies.deliver(ended, now)
             return outcome
@@ -325,13 +317,10 @@ class RuleLoops:
         except (WatchkeeperError, OSError):
             return {}
 
-    def _make_outcome(self, now: datetime, *, problems: tuple[str, ...] = ()) -> reloads.Reload:
-        rules = self.rules
+    def _report_outcome(self, now: datetime, *, problems: tuple[str, ...] = ()) -> reloads.Reload:
+        outcome = reloads.Reload(now, now, rules=len(self.rules.rules), groups=len(self.rules.groups))
         if problems:
-            return replace(self.last_reload, at=now, problems=problems)
-        return reloads.Reload(now, now, rules=len(rules.rules), groups=len(rules.groups))
-
-    def _report_outcome(self, outcome: reloads.Reload) -> reloads.Reload:
+            outcome = replace(self.last_reload, at=now, problems=problems)
         self._successful.set(float(outcome.is_successful))
         self._succeeded_at.set(outcome.in_force_since.timestamp())
         for problem in outcome.problems:
@@ -361,12 +350,6 @@ class RuleLoops:
     def alerts(self) -> list[alerts.Alert]:
         """Pending and firing alerts of the loaded rules, or of the server that owns the rules."""
         return [*self._dependencies.pipeline().active_alerts(), *self.server_alerts.values()]
-
-
-def _problem_texts(error: Exception) -> tuple[str, ...]:
-    if isinstance(error, rulefile.RuleFileProblems):
-        return tuple(str(problem) for problem in error.problems)
-    return (str(error),)
 
 
 def rule_sources(settings: config.Settings) -> reloads.RuleSources:

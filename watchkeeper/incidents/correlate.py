@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from watchkeeper.catalogue import causes, xid
 from watchkeeper.incidents import job_effects
+from watchkeeper.incidents.domains import Domains
 from watchkeeper.incidents.footprint import WHOLE_JOB_FAMILIES, holders_of, is_workload, workload_name
 from watchkeeper.incidents.signals import Signal, anchor_place
 from watchkeeper.kit import durations
@@ -54,27 +55,20 @@ class IncidentStep(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CorrelationContext:
-    """Lookups in the inventory that a decision needs: display names, workloads at a place, the next incident id.
-
-    `domains_of` returns the racks and leaf switches of a node.
-    """
+    """Lookups that a decision needs: display names, workloads at a place, the next incident id, failure domains."""
 
     names: PlaceNames
     workloads_at: Callable[[fleet.Place], Sequence[str]]
     next_id: Callable[[], IncidentId]
-    domains_of: Callable[[fleet.Place], Sequence[fleet.Place]] = lambda _: ()
+    domains: Domains
     # The ids of incidents whose repair is running on the node and has started a step that cannot be undone.
-    under_repair: Callable[[fleet.Place], Collection[str]] = lambda _: ()
-    job_runs_at: Callable[[fleet.Place, fleet.Place], bool] = lambda place, job: place == job
-    # Whether a job holds a GPU, or all GPUs of a pod.
-    job_holds: Callable[[fleet.Place, fleet.Place], bool] = lambda job, place: job == place
-    pool_of: Callable[[fleet.Place], str] = lambda _: ""
+    under_repair: Callable[[fleet.Place], Collection[str]]
 
     def encloses(self, outer: fleet.Place, inner: fleet.Place) -> bool:
         """Like `Place.encloses`; a rack also encloses its nodes and their GPUs."""
         if outer.domain is None or inner.node is None:
             return outer.encloses(inner)
-        return outer in self.domains_of(inner.whole_node)
+        return outer in self.domains.domains_of(inner.whole_node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,10 +224,10 @@ def _may_host(incident: Incident, signal: Signal, context: CorrelationContext) -
         return _shares_place(incident, signal, context)
     if signal.family in causes.affected_families(incident.cause):
         place = anchor_place(signal.place, signal.cause)
-        return context.encloses(incident.place, place) or context.job_holds(incident.place, place)
-    if job_effects.explains_job_effect(incident, signal, context.job_runs_at):
+        return context.encloses(incident.place, place) or context.domains.job_holds(incident.place, place)
+    if job_effects.explains_job_effect(incident, signal, context.domains.job_runs_at):
         return True
-    if job_effects.is_caused_by_job(incident, signal, context.job_holds):
+    if job_effects.is_caused_by_job(incident, signal, context.domains.job_holds):
         return True
     is_secondary = causes.lookup(signal.cause).is_secondary and causes.lookup(incident.cause).explains_others
     return is_secondary and incident.place == signal.place
@@ -243,7 +237,7 @@ def _has_separate_fault(incident: Incident, signal: Signal, context: Correlation
     """Whether a job recovered from this incident and now has another problem."""
     if signal.has_ended or not job_effects.is_job_member(signal.member, incident):
         return False
-    is_explained = job_effects.explains_job_effect(incident, signal, context.job_runs_at)
+    is_explained = job_effects.explains_job_effect(incident, signal, context.domains.job_runs_at)
     return _is_new_occurrence(incident, signal) and not is_explained
 
 
@@ -256,7 +250,7 @@ def _shares_place(incident: Incident, signal: Signal, context: CorrelationContex
     if context.encloses(incident.place, place) or context.encloses(place, incident.place):
         return True
     # GPUs of one job in two pools can have different owners.
-    pools = {context.pool_of(incident.place.whole_node), context.pool_of(signal.place.whole_node)}
+    pools = {context.domains.pool_of(incident.place.whole_node), context.domains.pool_of(signal.place.whole_node)}
     return signal.job in holders_of(incident) and len(pools) == 1
 
 
@@ -264,12 +258,12 @@ def _is_early_effect(incident: Incident, signal: Signal, context: CorrelationCon
     """Whether the incident is an effect that was detected shortly before its cause, which is the signal."""
     if incident.family in causes.affected_families(signal.cause):
         place = anchor_place(signal.place, signal.cause)
-        if context.job_holds(place, incident.place):
+        if context.domains.job_holds(place, incident.place):
             # A stall is detected late: the idle GPUs of the job may have been detected before.
             return True
         is_recent = all(signal.at - member.since <= MAX_EFFECT_LEAD for member in incident.members)
         return is_recent and context.encloses(place, incident.place)
-    if job_effects.is_early_effect(incident, signal, context.job_runs_at):
+    if job_effects.is_early_effect(incident, signal, context.domains.job_runs_at):
         return True
     is_secondary = causes.lookup(incident.cause).is_secondary and causes.lookup(signal.cause).explains_others
     if not is_secondary or incident.place != signal.place:

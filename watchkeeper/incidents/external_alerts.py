@@ -9,7 +9,7 @@ those in `expired`. The expiry time is an annotation of the alert, so a restart 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from watchkeeper.kit import wire
@@ -29,21 +29,16 @@ CHECK_INTERVAL = timedelta(seconds=10)
 MAX_ALERTS = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class _TrackedAlert:
-    alert: alerts.Alert
-    until: datetime
-
-
 class ExternalAlerts:
     """Firing external alerts and their expiry times; used only by the incident thread."""
 
     def __init__(self, stored_alerts: Iterable[alerts.Alert], *, now: datetime) -> None:
-        self._firing: dict[Labels, _TrackedAlert] = {}
+        # With the time when each expires.
+        self._firing: dict[Labels, tuple[alerts.Alert, datetime]] = {}
         self._next_check_at = now
         self.update(stored_alerts, now)
-        for key, tracked in self._firing.items():
-            self._firing[key] = replace(tracked, until=max(tracked.until, now + GRACE))
+        for alert, until in list(self._firing.values()):
+            self._firing[alert.labels] = alert, max(until, now + GRACE)
 
     def update(self, updates: Iterable[alerts.Alert], now: datetime) -> None:
         """Apply alerts from Alertmanager; alerts of the hub's own rules are ignored."""
@@ -53,10 +48,10 @@ class ExternalAlerts:
             self._firing.pop(alert.labels, None)
             if alert.state is alerts.AlertState.FIRING:
                 text = alert.annotations.get(EXPIRY_ANNOTATION, "")
-                self._firing[alert.labels] = _TrackedAlert(alert, wire.parse_time(text) if text else now + STALE_AFTER)
+                self._firing[alert.labels] = alert, wire.parse_time(text) if text else now + STALE_AFTER
 
     def firing(self) -> Iterable[alerts.Alert]:
-        return (tracked.alert for tracked in self._firing.values())
+        return (alert for alert, _ in self._firing.values())
 
     def expired(self, now: datetime) -> list[alerts.Alert]:
         """Return the alerts that expire now, as resolved alerts; past the limit, those without updates for longest."""
@@ -64,13 +59,13 @@ class ExternalAlerts:
             return []
         self._next_check_at = now + CHECK_INTERVAL
         late = [
-            _expire(tracked.alert, now, f"no update until {tracked.until:%Y-%m-%d %H:%M:%S}Z")
-            for tracked in self._firing.values()
-            if tracked.until <= now
+            _expire(alert, now, f"no update until {until:%Y-%m-%d %H:%M:%S}Z")
+            for alert, until in self._firing.values()
+            if until <= now
         ]
         surplus = max(0, len(self._firing) - MAX_ALERTS)
         reason = f"{len(self._firing):,} external alerts are firing, the limit is {MAX_ALERTS:,}"
-        return late + [_expire(tracked.alert, now, reason) for tracked in list(self._firing.values())[:surplus]]
+        return late + [_expire(alert, now, reason) for alert in list(self.firing())[:surplus]]
 
 
 def expiry_text(ends_at: datetime | None, now: datetime, stale: timedelta) -> str:

@@ -92,16 +92,7 @@ class IncidentTracker:
         """`last_alive` is when the previous hub process was last running; None if unknown."""
         self._journal = journal
         self._domains = domains or Domains()
-        self._context = CorrelationContext(
-            names,
-            workloads,
-            journal.next_incident_id,
-            self._domains.domains_of,
-            under_repair,
-            self._domains.job_runs_at,
-            self._domains.job_holds,
-            self._domains.pool_of,
-        )
+        self._context = CorrelationContext(names, workloads, journal.next_incident_id, self._domains, under_repair)
         self._index = IncidentIndex(self._domains, retention=RETENTION)
         self._conditions = Conditions()
         self._cleaned_at = EARLIEST

@@ -36,12 +36,6 @@ class ActionOutcome:
     waits_for: tuple[str, ...] = ()
 
 
-class PersistentDriver(Protocol):
-    def keep_connected(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class Driver(Protocol):
     """Changes the nodes of one system. `describe` is the dry run; `perform` is idempotent by action id.
 

@@ -76,54 +76,50 @@ def why_no_machine_action(proposal: RepairProposal | None, mode: trust.Mode, ste
     return "all steps of the plan are manual"
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyReplayRules:
-    policy: RepairPolicy
-    trust_rules: TrustRules
-    limits: guards.GuardLimits
-    nodes: Sequence[fleet.Node]
-
-
-def replay_incidents(past: Iterable[incidents.Incident], rules: PolicyReplayRules) -> list[ReplayedIncident]:
-    """Replay incidents in order; a repaired node counts as out of service until its incident was resolved."""
-    ordered = sorted(past, key=lambda incident: incident.opened_at)
-    return list(map(_PolicyReplay(rules).replay_incident, ordered[-MAX_REPLAYED_INCIDENTS:]))
-
-
 def replay_reports(past: Sequence[incidents.Incident], policy: RepairPolicy) -> list[ReplayedIncident]:
     """Replay incidents of another fleet one by one: in mode act, with an inventory of only the affected node."""
     replayed = []
     for incident in past:
         place = incident.place
         nodes = () if place.node is None else (fleet.Node(place.cluster, place.node, ""),)
-        rules = PolicyReplayRules(policy, TrustRules(trust.Mode.ACT), guards.GuardLimits(), nodes)
-        replayed += replay_incidents([incident], rules)
+        replayed += PolicyReplay(policy, TrustRules(trust.Mode.ACT), guards.GuardLimits(), nodes=nodes).replay(
+            [incident]
+        )
     return replayed
 
 
-class _PolicyReplay:
-    def __init__(self, rules: PolicyReplayRules) -> None:
-        self._rules = rules
-        self._pools = {node.place: node.pool for node in rules.nodes}
+class PolicyReplay:
+    """Replays past incidents under a policy and the settings of guards."""
+
+    def __init__(
+        self, policy: RepairPolicy, trust_rules: TrustRules, limits: guards.GuardLimits, *, nodes: Sequence[fleet.Node]
+    ) -> None:
+        self._policy, self._trust_rules, self._limits, self._nodes = policy, trust_rules, limits, nodes
+        self._pools = {node.place: node.pool for node in nodes}
         self._starts: list[guards.RepairStart] = []
         self._out_until: dict[fleet.Place, datetime | None] = {}
         self._requested_at: dict[fleet.Place, datetime] = {}
         self._switch = repairs.RepairSwitch()
 
-    def replay_incident(self, incident: incidents.Incident) -> ReplayedIncident:
-        rules, place = self._rules, incident.place
+    def replay(self, past: Iterable[incidents.Incident]) -> list[ReplayedIncident]:
+        """Replay incidents in order; a repaired node counts as out of service until its incident was resolved."""
+        ordered = sorted(past, key=lambda incident: incident.opened_at)
+        return list(map(self._replay_incident, ordered[-MAX_REPLAYED_INCIDENTS:]))
+
+    def _replay_incident(self, incident: incidents.Incident) -> ReplayedIncident:
+        policy, place = self._policy, incident.place
         pool = self._pools.get(place.whole_node, "")
-        mode_decision = rules.trust_rules.decide_mode(incident.cause, pool)
-        draft = make_plan(incident, None, rules.policy, pool=pool)
+        mode_decision = self._trust_rules.decide_mode(incident.cause, pool)
+        draft = make_plan(incident, None, policy, pool=pool)
         cause, steps = draft.cause, draft.actions
-        proposal = propose_repair(incident, cause, steps, policy=rules.policy, pool=pool, mode_decision=mode_decision)
+        proposal = propose_repair(incident, cause, steps, policy=policy, pool=pool, mode_decision=mode_decision)
         refusal = None if proposal is None else self._first_refusal(proposal, incident)
         return ReplayedIncident(
             incident=incident.id,
             opened_at=incident.opened_at,
             cause=incident.cause,
             place=str(place),
-            policy_key=rules.policy.entry(incident.cause, pool)[0],
+            policy_key=policy.entry(incident.cause, pool)[0],
             steps=tuple(step.kind for step in draft.actions),
             mode=mode_decision.mode,
             mode_why=mode_decision.why,
@@ -132,13 +128,13 @@ class _PolicyReplay:
         )
 
     def _first_refusal(self, proposal: RepairProposal, incident: incidents.Incident) -> guards.GuardRefusal | None:
-        now, limits = incident.opened_at, self._rules.limits
+        now, limits = incident.opened_at, self._limits
         self._requested_at[proposal.node] = now
         trip_reason = guards.breaker_trip_reason(self._requested_at, limits, since=None, now=now)
         if trip_reason is not None and not self._switch.is_tripped:
             self._switch = repairs.RepairSwitch(tripped_at=now, tripped_why=trip_reason)
         out = {place: "a repair" for place, until in self._out_until.items() if until is None or until > now}
-        availability = guards.count_availability(self._rules.nodes, out, starts=self._starts, switch=self._switch)
+        availability = guards.count_availability(self._nodes, out, starts=self._starts, switch=self._switch)
         inputs = guards.GuardInputs(build_request(proposal), availability, limits, now)
         refusal = next(guards.find_refusals(inputs), None)
         if refusal is None and proposal.mode is trust.Mode.ACT:

@@ -153,7 +153,12 @@ class PodReclaimer:
         scalable = {name for name, controller in controllers.items() if controller is not None and controller.path}
         unscalable = [raw for raw in live if pods.full_name(raw) not in scalable]
         if unscalable and method != "cancel":
-            raise _build_unscalable_refusal(unscalable[0], controllers[pods.full_name(unscalable[0])])
+            name = pods.full_name(unscalable[0])
+            started_by = "no controller"
+            if (controller := controllers[name]) is not None:
+                started_by = f"the controller {controller}, which cannot be scaled down"
+            remedy = 'Set `how` in the policy: "cancel" ends the pod, "requeue" evicts it'
+            raise cluster_driver.build_refusal(f"{name} has {started_by}", name, remedy)
         scale_texts = [
             self._scale_down(controller, action, {pods.full_name(raw) for raw in live})
             for controller in dict.fromkeys(controllers.values())
@@ -204,9 +209,3 @@ class PodReclaimer:
 def _refuse_keep_mark(raw: pods.Raw) -> None:
     if is_kept(raw):
         raise cluster_driver.build_keep_refusal(pods.full_name(raw), f"it is annotated with {cluster_driver.KEEP_MARK}")
-
-
-def _build_unscalable_refusal(raw: pods.Raw, controller: PodController | None) -> ActionRefused:
-    started_by = "no controller" if controller is None else f"the controller {controller}, which cannot be scaled down"
-    remedy = 'Set `how` in the policy: "cancel" ends the pod, "requeue" evicts it'
-    return cluster_driver.build_refusal(f"{pods.full_name(raw)} has {started_by}", pods.full_name(raw), remedy)

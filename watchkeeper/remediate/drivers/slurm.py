@@ -99,7 +99,7 @@ class SlurmDriver:
 
     def describe(self, action: Action) -> str:
         if action.kind is ActionKind.RESTART_APP:
-            return "; ".join(" ".join(self._requeue_command(job)) for job in _read_job_ids(action))
+            return "; ".join(" ".join(self._command("scontrol", "requeue", job)) for job in _read_job_ids(action))
         if action.kind is ActionKind.WARN_OWNER:
             return "; ".join(shlex.join(self._notify_command(job, action)) for job in _read_job_ids(action))
         if action.kind is ActionKind.RECLAIM:
@@ -113,7 +113,7 @@ class SlurmDriver:
             return f"{' '.join(self._update_command(name, 'State=RESUME'))}, only if its reason names {action.incident}"
         squeue = " ".join(self._squeue_command("-w", name))
         if self._running_jobs_policy(action) is config.RunningJobs.REQUEUE:
-            return f"{squeue}; {' '.join(self._requeue_command('JOB'))} for each job"
+            return f"{squeue}; {' '.join(self._command('scontrol', 'requeue', 'JOB'))} for each job"
         return f"{squeue}, until no job is left"
 
     def perform(self, action: Action) -> ActionOutcome:
@@ -219,7 +219,7 @@ class SlurmDriver:
 
     def _refuse_keep_mark(self, jobs: list[SlurmJob], action: Action) -> None:
         for job in jobs:
-            text, is_success = self._run_command([*self._program("squeue"), "-h", "-j", job.id, "-o", "%k"])
+            text, is_success = self._run_command(self._command("squeue", "-h", "-j", job.id, "-o", "%k"))
             if not is_success:
                 raise self._build_failure(text, action.place)
             if cluster_driver.KEEP_MARK in text:
@@ -232,7 +232,7 @@ class SlurmDriver:
         for job in jobs:
             problem = ""
             if job.state == "RUNNING":
-                problem = self._try_change(self._requeue_command(job.id), action.place)
+                problem = self._try_change(self._command("scontrol", "requeue", job.id), action.place)
                 requeued += not problem
             blockers.append(f"{job.status_text}, cannot be requeued: {problem}" if problem else job.status_text)
         text = f"requeued {requeued} jobs, {len(jobs)} remaining"
@@ -253,7 +253,7 @@ class SlurmDriver:
 
     def _find_node(self, place: Place) -> records.NodeRecord | None:
         name = require_node_name(place)
-        text, is_success = self._run_command([*self._program("scontrol"), "-o", "show", "node", name])
+        text, is_success = self._run_command(self._command("scontrol", "-o", "show", "node", name))
         if not is_success and NOT_FOUND.search(text):
             return None
         if not is_success:
@@ -321,28 +321,29 @@ class SlurmDriver:
         error = ClusterUnavailable if UNREACHABLE.search(text) else ActionFailed
         return error(f"Slurm failed: {text or 'no error message'}", where=place.node if place is not None else None)
 
-    def _program(self, name: str) -> list[str]:
-        return [str(self.folder / name) if self.folder is not None else name]
+    def _command(self, program: str, *arguments: str) -> list[str]:
+        return [str(self.folder / program) if self.folder is not None else program, *arguments]
 
     def _update_command(self, name: str, *changes: str) -> list[str]:
-        return [*self._program("scontrol"), "update", f"NodeName={name}", *changes]
-
-    def _requeue_command(self, job: str) -> list[str]:
-        return [*self._program("scontrol"), "requeue", job]
+        return self._command("scontrol", "update", f"NodeName={name}", *changes)
 
     def _notify_command(self, job: str, action: Action) -> list[str]:
         keep_command = f"scontrol update JobId={job} Comment={cluster_driver.KEEP_MARK}"
-        return [*self._program("scontrol"), "notify", job, cluster_driver.format_owner_warning(action, keep_command)]
+        return self._command("scontrol", "notify", job, cluster_driver.format_owner_warning(action, keep_command))
 
     def _reclaim_command(self, job: str, action: Action) -> list[str]:
         """Return the command of a reclaim: requeue and hold until the owner releases the job, requeue, or cancel."""
         method = cluster_driver.read_reclaim_method(action)
         if method == "cancel":
-            return [*self._program("scancel"), job]
-        return self._requeue_command(job) if method == "requeue" else [*self._program("scontrol"), "requeuehold", job]
+            return self._command("scancel", job)
+        return (
+            self._command("scontrol", "requeue", job)
+            if method == "requeue"
+            else self._command("scontrol", "requeuehold", job)
+        )
 
     def _squeue_command(self, option: str, value: str) -> list[str]:
-        return [*self._program("squeue"), "-h", option, value, "-t", PRESENT_FILTER, "-o", JOB_FORMAT]
+        return self._command("squeue", "-h", option, value, "-t", PRESENT_FILTER, "-o", JOB_FORMAT)
 
 
 SUPPORTED_ACTIONS: Mapping[ActionKind, Callable[[SlurmDriver, Action], ActionOutcome]] = {

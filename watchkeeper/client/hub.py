@@ -119,9 +119,8 @@ class Client:
 
     def silence_incident(self, id: str, *, duration: str, reason: str) -> answers.SilenceView:
         """Silence all incidents at the place of this incident; `duration` such as 2h."""
-        return self._post(
-            answers.SilenceChanged, _incident_path(id, "silence"), {"for": duration, "reason": reason}
-        ).silence
+        body = {"for": duration, "reason": reason}
+        return self._post(answers.SilenceChanged, _incident_path(id, "silence"), body).silence
 
     def report(self, id: str) -> dict[str, Any]:
         """The report of an incident: timeline, diagnosis, repairs and impact."""
@@ -215,10 +214,8 @@ class Client:
         self, *, incident: str | None = None, node: str | None = None, cluster: str | None = None, hides_names: bool
     ) -> bytes:
         """The evidence about an incident or a node as a tar.gz; see docs/howto/bundle.md."""
-        query_string = _query_string(
-            {"incident": incident, "node": node, "cluster": cluster, "hide_names": "1" if hides_names else None}
-        )
-        with self._open_response("GET", f"/api/bundle{query_string}", accept="application/gzip") as answer:
+        params = {"incident": incident, "node": node, "cluster": cluster, "hide_names": "1" if hides_names else None}
+        with self._open_response("GET", f"/api/bundle{_query_string(params)}", accept="application/gzip") as answer:
             return answer.read()
 
     def recording(
@@ -280,9 +277,8 @@ class Client:
 
     def statements(self, **params: Any) -> Iterator[answers.Statement]:
         """The chargeback statements of a `month`; further parameters are `zone`, `policy`, `team` and `of`."""
-        with self._open_response(
-            "GET", f"/api/cost/statements{_query_string(params)}", accept="application/x-ndjson"
-        ) as answer:
+        path = f"/api/cost/statements{_query_string(params)}"
+        with self._open_response("GET", path, accept="application/x-ndjson") as answer:
             for line in answer:
                 yield self._read(answers.Statement, self._parse_json(line))
 
@@ -322,8 +318,7 @@ class Client:
 
     def rules(self) -> list[dict[str, Any]]:
         """Rule groups with their rules and alerts, in Prometheus' format."""
-        groups: list[dict[str, Any]] = self.prometheus("rules")["groups"]
-        return groups
+        return list(self.prometheus("rules")["groups"])
 
     def query(self, expr: str, *, at: datetime | None = None, limit: int | None = None) -> promql.QueryResult:
         """Run an instant query; a result truncated at `limit` series has a warning."""
@@ -398,7 +393,11 @@ class Client:
                 self._check_version(answer.headers.get(api_version.HEADER))
                 if not 200 <= answer.status < 300:
                     raise self._to_hub_error(answer)
-                self._check_content_type(answer.headers.get_content_type(), accept)
+                content_type = answer.headers.get_content_type()
+                # JSON is checked by parsing.
+                if accept not in (JSON, content_type):
+                    problem = f"the content type is {content_type[:80]}, expected {accept}: {NOT_A_HUB}"
+                    raise HubError(problem, where=self.url)
                 yield answer
         except (sync_http.NoAnswer, sync_http.InvalidAddress) as error:
             remedy = "Start a hub with `watchkeeper up`, or set its URL with --hub"
@@ -409,11 +408,6 @@ class Client:
         if version is not None and version != str(api_version.API_VERSION):
             problem = f"the hub has API version {version[:20]}, this client has API version {api_version.API_VERSION}"
             raise HubError(problem, where=self.url, remedy="Install the same version of Watchkeeper as on the hub")
-
-    def _check_content_type(self, content_type: str, expected: str) -> None:
-        """Raise HubError for another content type than expected; JSON is checked by parsing."""
-        if expected not in (JSON, content_type):
-            raise HubError(f"the content type is {content_type[:80]}, expected {expected}: {NOT_A_HUB}", where=self.url)
 
     def _to_hub_error(self, response: http.client.HTTPResponse) -> HubError:
         """The error of a refused request; `status` is None unless a hub sent the answer."""

@@ -36,13 +36,7 @@ from watchkeeper.web.fleet import (
     topology_api,
 )
 from watchkeeper.web.gate import Gate
-from watchkeeper.web.incidents import (
-    causes_api,
-    incident_api,
-    incident_reports,
-    journal_api,
-    repairs_api,
-)
+from watchkeeper.web.incidents import causes_api, incident_api, incident_reports, journal_api, repairs_api
 from watchkeeper.web.live import POLICY_VIOLATION, LiveUpdates
 from watchkeeper.web.prometheus import (
     explore_api,

@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import inspect
 import typing
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -201,6 +201,14 @@ def read_number(request: Request, name: str, *, default: int, limit: int, least:
     if number is None or not least <= number <= limit:
         raise HTTPException(400, f"{name} `{text[:20]}` is not a whole number from {least} to {limit}")
     return number
+
+
+def check_choice(name: str, text: object, choices: Iterable[str]) -> str:
+    """The text if it is one of these words, or raise 400."""
+    words = list(choices)
+    if text not in words:
+        raise HTTPException(400, f"`{name}` is `{str(text)[:40]}`; expected {', '.join(words)}")
+    return str(text)
 
 
 def check_node(caller: Caller, *nodes: str | None) -> None:

@@ -1,8 +1,7 @@
 """Send scaling advice to a webhook when it changes, for an autoscaler or a ticket system.
 
 The body is the answer of GET /api/capacity/advice. Each POST has the complete advice, so a lost one is replaced by the
-next; a failed one is retried. `app` runs this beside the server on the leader. Watchkeeper itself never acts on the
-advice.
+next; a failed one is retried.
 """
 
 from __future__ import annotations

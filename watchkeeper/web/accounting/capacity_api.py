@@ -1,8 +1,7 @@
 """GET /api/capacity/forecast, /now and /advice: forecast demand, show current capacity, and give scaling advice.
 
 Answers come from the hub's samples and the newest state of its schedulers. `capacity` computes them in a thread, one
-forecast at a time; forecasts are cached for some minutes, because demand is hourly. These endpoints only advise and
-change nothing. Used by `watchkeeper capacity` and other programs.
+forecast at a time; forecasts are cached for some minutes, because demand is hourly.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from watchkeeper.model.fleet_capacity import FleetCapacity
 from watchkeeper.query.engine import QueryRange
 from watchkeeper.web import report_shapes, shapes
 from watchkeeper.web.accounting import workload_use
-from watchkeeper.web.endpoint import QueryParam, get, ok_response
+from watchkeeper.web.endpoint import QueryParam, check_choice, get, ok_response
 from watchkeeper.web.fleet import holders
 from watchkeeper.workloads import identity
 
@@ -94,9 +93,7 @@ class CapacityApi:
         return ok_response(**await self._forecast(request.query_params))
 
     async def _forecast(self, params: Mapping[str, str]) -> dict[str, Any]:
-        about = params.get("about", "demand")
-        if about not in demand_queries.DEMAND_KINDS:
-            raise HTTPException(400, f"`about` is `{about[:40]}`; expected {', '.join(demand_queries.DEMAND_KINDS)}")
+        about = check_choice("about", params.get("about", "demand"), demand_queries.DEMAND_KINDS)
         horizon = _read_seconds(params.get("horizon", "7d"), "horizon", MAX_HORIZON_SECONDS)
         target = _read_target(params.get("target", "0.8"))
         cache_key = (about, horizon, target, params.get("cluster"))
@@ -126,12 +123,9 @@ class CapacityApi:
         gpus = next(iter(capacity.latest().values()), None)
         try:
             series = demand.regular_series(points, step_seconds=step, where="this hub")
+            limit = gpus if about == "demand" else None
             forecast = await asyncio.to_thread(
-                report.forecast_report,
-                series,
-                horizon,
-                capacity_gpus=gpus if about == "demand" else None,
-                target=target,
+                report.forecast_report, series, horizon, capacity_gpus=limit, target=target
             )
         except CollectError as error:
             reason = str(error) if len(points) > 1 else TOO_YOUNG

@@ -1,7 +1,7 @@
 """GET /api/usage and /api/cost: GPU-hours by owner, their cost, waste, monthly budgets and chargeback statements.
 
 `accounting.usage_reader` reads the ledger and the engine in a thread, one request at a time. The price book is the file
-in [cost] prices, reloaded when it changes. Used by `watchkeeper usage`, `watchkeeper cost` and other programs.
+in [cost] prices, reloaded when it changes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import wire
 from watchkeeper.web import report_shapes, shapes
-from watchkeeper.web.endpoint import QueryParam, Unwrapped, get, ok_response
+from watchkeeper.web.endpoint import QueryParam, Unwrapped, check_choice, get, ok_response
 from watchkeeper.web.prometheus import prometheus_form as form
 
 MAX_SECONDS = 5 * 366 * 86_400.0
@@ -249,11 +249,7 @@ def _read_filters(request: Request) -> dict[str, str]:
 
 
 def _read_policy(request: Request) -> cost.Policy:
-    text = request.query_params.get("policy", cost.Policy.NONE)
-    try:
-        return cost.Policy(text)
-    except ValueError as error:
-        raise HTTPException(400, f"`policy` is `{text[:40]}`; expected {', '.join(cost.Policy)}") from error
+    return cost.Policy(check_choice("policy", request.query_params.get("policy", cost.Policy.NONE), cost.Policy))
 
 
 def _read_zone(request: Request) -> ZoneInfo:

@@ -1,8 +1,7 @@
 """POST /api/capacity/whatif: replay recorded jobs on the hub's fleet, and on the fleet with changes.
 
 The body can have the jobs as text, exported from a scheduler's accounting; without it, the replay uses the jobs that
-this hub recorded. The fleet is the hub's inventory. One replay runs at a time, in a thread; it changes nothing. Used by
-the console's page Cost and capacity and `watchkeeper capacity whatif`.
+this hub recorded. One replay runs at a time, in a thread; it changes nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from watchkeeper.kit import clock, durations
 from watchkeeper.model import fleet
 from watchkeeper.query.engine import QueryRange
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.endpoint import post, read_json_object
+from watchkeeper.web.endpoint import check_choice, post, read_json_object
 from watchkeeper.web.fleet import fleet_layout
 from watchkeeper.web.shedding import replay_limit
 
@@ -55,7 +54,9 @@ class WhatIfApi:
         """Replay recorded jobs on this fleet with and without changes: queue waits and utilisation of both."""
         with self._limit:
             body = await read_json_object(request, MAX_BODY_BYTES)
-            change, policy = _read_change(body), _read_policy(body)
+            change = _read_change(body)
+            policy_text = check_choice("policy", body.get("policy", replay.QueuePolicy.BACKFILL), replay.QueuePolicy)
+            policy = replay.QueuePolicy(policy_text)
             text = body.get("jobs")
             if text is not None and (not isinstance(text, str) or not text.strip()):
                 raise HTTPException(
@@ -69,7 +70,9 @@ class WhatIfApi:
             async with self._replay_lock:
                 try:
                     recorded = None if text is not None else await self._load_recorded(window)
-                    return await asyncio.to_thread(_replay, text, recorded, nodes, change=change, policy=policy)
+                    return await asyncio.to_thread(
+                        _replay, text, recorded, nodes, change=change, policy=replay.QueuePolicy(policy)
+                    )
                 except WatchkeeperError as error:
                     raise HTTPException(400, str(error)) from error
 
@@ -156,11 +159,3 @@ def _read_names(body: dict[str, Any], name: str) -> tuple[str, ...]:
     if not isinstance(value, list) or len(value) > MAX_NAMES or not all(isinstance(item, str) for item in value):
         raise HTTPException(400, f"`{name}` must be a list of at most {MAX_NAMES:,} names")
     return tuple(value)
-
-
-def _read_policy(body: dict[str, Any]) -> replay.QueuePolicy:
-    text = body.get("policy", replay.QueuePolicy.BACKFILL)
-    try:
-        return replay.QueuePolicy(text)
-    except ValueError as error:
-        raise HTTPException(400, f"`policy` is `{str(text)[:40]}`; expected {', '.join(replay.QueuePolicy)}") from error

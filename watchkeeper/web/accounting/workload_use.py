@@ -2,8 +2,7 @@
 
 The series of a GPU continues when its holder changes: a job that started half an hour ago on a GPU that was idle all
 day has not been idle. So each workload is measured over the longest of a few windows in which it held its GPUs almost
-all the time. Some exporters write the holder into the labels of a series; then series of other holders do not count.
-`capacity_api` calls this, and `capacity.rightsizing` turns the result into advice.
+all the time; series whose labels name other holders do not count.
 """
 
 from __future__ import annotations

@@ -250,9 +250,7 @@ def _scheduled_workloads(views: Iterable[cluster.ClusterView]) -> Mapping[NodeKe
     return workloads_by_node
 
 
-def _scheduler_statuses(
-    views: Iterable[cluster.ClusterView],
-) -> Mapping[NodeKey, tuple[NodeStatus, ...]]:
+def _scheduler_statuses(views: Iterable[cluster.ClusterView]) -> Mapping[NodeKey, tuple[NodeStatus, ...]]:
     statuses_by_node: dict[NodeKey, tuple[NodeStatus, ...]] = {}
     for view in views:
         for node in view.nodes:

@@ -1,6 +1,6 @@
 """GET /api/explain/pod|node|job: explain the state of a pod, node or job from the current data of the hub.
 
-`watchkeeper explain` calls it. This module collects the data; `diagnose` decides what to say.
+This module collects the data; `diagnose` decides what to say.
 """
 
 from __future__ import annotations

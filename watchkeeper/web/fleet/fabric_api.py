@@ -55,9 +55,7 @@ class FabricSnapshot:
     """The ports of the fabric at one time, and the map built from them."""
 
     at_ms: int
-    window: str
     views: tuple[PortView, ...]
-    problem: str
     answer: answers.FabricMap
 
 
@@ -94,7 +92,7 @@ class FabricApi:
             if (row is None or row == (view.row or "") or (view.kind == "trunk" and row == view.peer))
             and (job is None or job in view.jobs)
             and (not problems_only or view.sort_key[0] < -HealthState.UNKNOWN.rank)
-            and all(term in _search_text(view) for term in terms)
+            and all(term in view.search_text for term in terms)
         ]
         matches.sort(key=lambda view: view.sort_key)
         links = [describe_link(view) for view in matches[:limit]]
@@ -120,7 +118,7 @@ class FabricApi:
         related = [incident for incident in open_incidents if self._affects_link(view, incident.place)]
         return answers.LinkDetail(
             now=clock.from_ms(snapshot.at_ms),
-            window=snapshot.window,
+            window=snapshot.answer.window,
             link=describe_link(view),
             counters=counters,
             series=answers.LinkQueries(**_link_queries(view)),
@@ -167,7 +165,7 @@ class FabricApi:
             views = tuple(fabric_map.list_ports(sources))
             counts = _count_links(views, nodes_without_links=len(names - {view.peer for view in views}))
             answer = self._build_map(views, counts, window=window, now_ms=now_ms, problem=problem)
-            return FabricSnapshot(now_ms, window, views, problem, answer)
+            return FabricSnapshot(now_ms, views, answer)
 
         return await asyncio.to_thread(build)
 
@@ -245,8 +243,8 @@ def _metric_name(counter: str) -> str:
 
 
 def _host_reading(readings: dict[fabric_map.HostKey, PortReading], labels: Labels) -> PortReading:
-    node = labels.get("Hostname") or labels.get("instance", "").rsplit(":", 1)[0]
-    return readings[node, labels.get("device", ""), parse_whole_number(labels.get("port", "")) or 0]
+    node, device, port = topology.port_key(labels)
+    return readings[node, device, parse_whole_number(port) or 0]
 
 
 def _switch_key(labels: Labels) -> fabric_map.SwitchKey:
@@ -346,11 +344,8 @@ def _link_queries(view: PortView) -> dict[str, str]:
         where = f"{{Hostname={_quote(view.peer)},device={_quote(view.device)},port={_quote(str(view.port))}}}"
         error_metrics = (_metric_name(name) + where for name in ("SymbolErrorCounter", "PortRcvErrors"))
         grown = " + ".join(f"sum(increase({metric}[5m]))" for metric in error_metrics)
-        ends.append(
-            _end_queries(
-                f"node_infiniband_port_data_transmitted_bytes_total{where}", grown, _metric_name(WAIT_COUNTER) + where
-            )
-        )
+        traffic = f"node_infiniband_port_data_transmitted_bytes_total{where}"
+        ends.append(_end_queries(traffic, grown, _metric_name(WAIT_COUNTER) + where))
     if len(ends) == 1:
         return ends[0]
     marked = {
@@ -366,8 +361,3 @@ def _end_queries(traffic: str, grown: str, wait: str) -> dict[str, str]:
 
 def _quote(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
-
-
-def _search_text(view: PortView) -> str:
-    parts = (view.id, view.row or "", view.switch or "", view.peer, view.device, view.state, view.why, *view.jobs)
-    return " ".join(parts).lower()

@@ -1,8 +1,7 @@
 """List every port of the fabric with its link, traffic, errors and jobs, in the order of the map.
 
-Links come from the newest sweep, else from the metrics of hosts; values come from the results of queries. `fabric_api`
-runs the queries, caches the result and responds; this module has no I/O and no clock. A value without a counter is
-None, never 0.
+Links come from the newest sweep, else from the metrics of hosts; values come from the results of queries, which
+`fabric_api` runs. A value without a counter is None, never 0.
 """
 
 from __future__ import annotations
@@ -70,6 +69,11 @@ class PortView:
         return f"{self.peer}/{self.device}/{self.port}" if self.kind == "host" else f"{self.switch}/{self.switch_port}"
 
     @property
+    def search_text(self) -> str:
+        parts = (self.id, self.row or "", self.switch or "", self.peer, self.device, self.state, self.why, *self.jobs)
+        return " ".join(parts).lower()
+
+    @property
     def is_congested(self) -> bool:
         return self.wait_ratio is not None and self.wait_ratio >= CONGESTION_RATIO
 
@@ -98,8 +102,7 @@ def list_ports(sources: FabricSources) -> list[PortView]:
     watch = sources.watch
     links = list_fabric_links(watch)
     known_links = () if watch is None else watch.known_fabric.links
-    down = [link for link in known_links if link.down_since_ms]
-    down_since = {(link.peer, link.adapter, link.peer_port): link.down_since_ms for link in down}
+    down_since = {(link.peer, link.adapter, link.peer_port): link.down_since_ms or None for link in known_links}
     views = [] if watch is None else list(_list_trunks(watch, sources))
     for node in sorted(sources.rows.keys() | links.keys(), key=natural_sort_key):
         for link in links.get(node) or sources.host_links.get(node, ()):

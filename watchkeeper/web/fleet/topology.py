@@ -233,20 +233,21 @@ def list_fabric_links(watch: fabric_watch.FabricWatch | None) -> dict[str, list[
             links_by_node[down.peer].append(
                 TopologyLink(down.adapter, down.peer_port, HealthState.DOWN, None, down.switch, down.port, why)
             )
-    return {
-        node: sorted(views, key=lambda view: (natural_sort_key(view.device), view.port))
-        for node, views in links_by_node.items()
-    }
+    return {node: _sort_links(views) for node, views in links_by_node.items()}
+
+
+def _sort_links(links: Iterable[TopologyLink]) -> list[TopologyLink]:
+    return sorted(links, key=lambda link: (natural_sort_key(link.device), link.port))
 
 
 def list_host_links(
     states: Iterable[tuple[Labels, float]], rates: Iterable[tuple[Labels, float]], nodes: frozenset[str]
 ) -> dict[str, list[TopologyLink]]:
     """Each node's ports from `node_infiniband_state_id` and `node_infiniband_rate_bytes_per_second`."""
-    rates_by_port = {_port_key(labels): value for labels, value in rates}
+    rates_by_port = {port_key(labels): value for labels, value in rates}
     links_by_node: dict[str, dict[tuple[str, int], TopologyLink]] = defaultdict(dict)
     for labels, value in states:
-        node, device, port = _port_key(labels)
+        node, device, port = port_key(labels)
         if node not in nodes or not port.isdigit():
             continue
         is_active = value == ACTIVE_ID
@@ -259,13 +260,10 @@ def list_host_links(
             why="" if is_active else f"port state {STATE_NAMES.get(int(value), int(value))}",
         )
         links_by_node[node][device, int(port)] = view
-    return {
-        node: sorted(views.values(), key=lambda view: (natural_sort_key(view.device), view.port))
-        for node, views in links_by_node.items()
-    }
+    return {node: _sort_links(views.values()) for node, views in links_by_node.items()}
 
 
-def _port_key(labels: Labels) -> tuple[str, str, str]:
+def port_key(labels: Labels) -> tuple[str, str, str]:
     node = labels.get("Hostname") or labels.get("instance", "").rsplit(":", 1)[0]
     return node, labels.get("device", ""), labels.get("port", "")
 

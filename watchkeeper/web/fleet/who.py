@@ -162,34 +162,22 @@ def _find_workloads(name: str, sources: HolderSources) -> list[WorkloadAndGpus]:
     held: dict[WorkloadKey, list[holders.GpuHolder]] = defaultdict(list)
     for holder in chain.from_iterable(sources.gpu_holders.by_gpu.values()):
         held[holder.cluster, holder.kind, holder.namespace, holder.name].append(holder)
-    scheduled = {_scheduled_key(workload): workload for view in sources.views for workload in view.workloads}
+    scheduled: dict[WorkloadKey, workloads.ScheduledWorkload] = {}
+    for work in chain.from_iterable(view.workloads for view in sources.views):
+        scheduled[work.cluster, work.workload.kind.value, work.workload.namespace, work.workload.name] = work
     gpus = {gpu.gpu.uuid: gpu for gpu in sources.fleet.gpus()}
-    return [
-        _describe_workload(key, scheduled.get(key), held[key], gpus=gpus, sources=sources)
-        for key in dict.fromkeys([*scheduled, *held])
-        if name in _workload_names(key, scheduled.get(key), held[key], sources=sources)
-    ]
-
-
-def _scheduled_key(scheduled: workloads.ScheduledWorkload) -> WorkloadKey:
-    workload = scheduled.workload
-    return scheduled.cluster, workload.kind.value, workload.namespace, workload.name
-
-
-def _workload_names(
-    key: WorkloadKey,
-    scheduled: workloads.ScheduledWorkload | None,
-    held: Sequence[holders.GpuHolder],
-    *,
-    sources: HolderSources,
-) -> set[str]:
-    """All names by which a workload is found: its own, and those of its user, team, project and account."""
-    _, _, namespace, name = key
-    names = {name, f"{namespace}/{name}", namespace, f"slurm/{name}"}
-    if scheduled is not None:
-        names |= {scheduled.account, scheduled.owner, scheduled.workload.user, scheduled.labels.get("array_job", "")}
-    owner = sources.find_owner(scheduled, held)
-    return names | {owner.team, owner.project, *(holder.user for holder in held)}
+    matches = []
+    for key in dict.fromkeys([*scheduled, *held]):
+        _, _, namespace, own_name = key
+        workload, owner = scheduled.get(key), sources.find_owner(scheduled.get(key), held[key])
+        # A workload is also found by its user, team, project and account.
+        names = {own_name, f"{namespace}/{own_name}", namespace, f"slurm/{own_name}", owner.team, owner.project}
+        names |= {holder.user for holder in held[key]}
+        if workload is not None:
+            names |= {workload.account, workload.owner, workload.workload.user, workload.labels.get("array_job", "")}
+        if name in names:
+            matches.append(_describe_workload(key, workload, held[key], owner=owner, gpus=gpus, sources=sources))
+    return matches
 
 
 def _describe_workload(
@@ -197,15 +185,14 @@ def _describe_workload(
     scheduled: workloads.ScheduledWorkload | None,
     held: Sequence[holders.GpuHolder],
     *,
+    owner: inventory.Owner,
     gpus: Mapping[str, GpuView],
     sources: HolderSources,
 ) -> WorkloadAndGpus:
     cluster_name, kind, namespace, name = key
     uuids = dict.fromkeys(holder.uuid for holder in held if holder.uuid in gpus)
-    own_gpus = sorted(
-        (_describe_gpu(gpus[uuid], sources) for uuid in uuids), key=lambda gpu: (gpu.node, gpu.index or 0)
-    )
-    owner = sources.find_owner(scheduled, held)
+    own_gpus = [_describe_gpu(gpus[uuid], sources) for uuid in uuids]
+    own_gpus.sort(key=lambda gpu: (gpu.node, gpu.index or 0))
     full_name = workloads.workload_name(namespace, name)
     incidents_of_gpus = dict.fromkeys(summary for gpu in own_gpus for summary in gpu.incidents)
     own_incidents = _summarise(incident for incident in sources.open_incidents if full_name in incident.workloads)

@@ -1,8 +1,7 @@
 """Serve the audit log: search it, verify its hash chain, and export it.
 
-GET /api/journal, /api/journal/verify and /api/journal.jsonl, for the console's Journal page. A page has at most 1000
-entries; a search reads a limited part of the journal and returns how far it got. The chain is verified in a thread,
-one verification at a time, and the verdict is cached for some minutes.
+A search reads a limited part of the journal and returns how far it got. The chain is verified in a thread, one
+verification at a time, and the verdict is cached for some minutes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """GET /api/rules and POST /api/rules/replay: list alerting rules with their states, and test rules on stored samples.
 
-The list has counts and a limited number of alerts, however many fire. A replay queries the hub's samples and writes
-nothing: the results of recording rules are dropped, so a rule reads only what the hub recorded. One replay runs at a
-time, in a thread. The console's page Objectives and rules uses both.
+A replay queries the hub's samples and writes nothing: the results of recording rules are dropped, so a rule reads only
+what the hub recorded. One replay runs at a time, in a thread.
 """
 
 from __future__ import annotations

@@ -199,8 +199,6 @@ def test_a_kubelet_that_restarts_is_read_again(tmp_path: Path) -> None:
 def test_no_bytes_make_the_reader_fail_with_anything_but_our_error(message: bytes) -> None:
     with suppress(CollectError):
         pod_resources.read_list(message)
-    with suppress(CollectError):
-        pod_resources.read_allocatable(message)
 
 
 @given(st.lists(st.lists(st.sampled_from([GPU, OTHER, MIG]), max_size=4), max_size=4))

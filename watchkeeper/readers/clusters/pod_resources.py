@@ -80,19 +80,6 @@ def read_list(message: bytes) -> tuple[AllocatedDevice, ...]:
     return tuple(devices)
 
 
-def read_allocatable(message: bytes) -> tuple[str, ...]:
-    """Ids of the NVIDIA devices in an AllocatableResourcesResponse, in the kubelet's order."""
-    device_ids: list[str] = []
-    for devices in _read_parts(message, 1):
-        if _read_text(devices, 1).startswith(GPU_RESOURCES):
-            device_ids += (part.decode("utf-8", "replace") for part in _read_parts(devices, 2))
-        if len(device_ids) > MAX_DEVICES:
-            raise CollectError(
-                f"the kubelet lists at least {len(device_ids)} allocatable devices, the limit is {MAX_DEVICES}"
-            )
-    return tuple(device_ids)
-
-
 def holdings_by_device(allocated_devices: Iterable[AllocatedDevice]) -> Mapping[str, tuple[workloads.Holding, ...]]:
     """The holders of each device; a container with several replicas of a device is listed once."""
     by_device: dict[str, dict[workloads.Holding, None]] = {}

@@ -1,7 +1,7 @@
 """Build series from a scheduler's view: GPU capacity and allocation, pending workloads, queue waits and quotas.
 
-The hub builds them from every `ClusterView`, Kubernetes or Slurm, each time it appends its status series. These metrics
-are the same for both schedulers. `kubernetes_series` builds those that kube-state-metrics also has, under its names.
+The hub builds them from every `ClusterView`, Kubernetes or Slurm, each time it appends its status series.
+`kubernetes_series` builds those that kube-state-metrics also has, under its names.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Merge all sources of the inventory: rack, leaf, pool, NVLink domain and expected GPUs of nodes, owners of workloads.
 
 Each fact comes from the first source that has it: the inventory file, the lists of targets, the schedulers (labels of
-Kubernetes nodes; partitions, Gres and topology of Slurm), the agents, and the fabric. If two sources disagree, the
-first one is used and the conflict is reported; a fact without a source is unmapped and counted, never guessed.
-`clusters` calls `NodeInventory.merge` with every discovery, and `Owners` with every set of status series.
+Kubernetes nodes; partitions, Gres and topology of Slurm), the agents, and the fabric. A conflict is reported; a fact
+without a source is unmapped and counted, never guessed.
 """
 
 from __future__ import annotations

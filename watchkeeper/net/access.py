@@ -1,7 +1,6 @@
 """How to authenticate to a server: user name, token, certificates, proxy.
 
-Readers of settings (a scrape job, a kubeconfig) create an `Access`, and connections use it. Files are read at each use,
-so that a renewed token or certificate needs no restart. A message never contains a secret.
+Files are read at each use, so that a renewed token or certificate needs no restart. A message never contains a secret.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Look up SRV records, which Python's resolver functions do not support.
 
-`discovery` needs them for `dns_sd_configs` of type SRV. A query goes to each nameserver of resolv.conf in turn, over
-UDP, and again over TCP if the answer was truncated (RFC 1035, RFC 2782). Answers are not trusted: their size is
-limited, and pointers in names may lead backwards only.
+A query goes to each nameserver of resolv.conf in turn, over UDP, and again over TCP if the answer was truncated (RFC
+1035, RFC 2782). Answers are not trusted: their size is limited, and pointers in names may lead backwards only.
 """
 
 from __future__ import annotations

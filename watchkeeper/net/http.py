@@ -1,6 +1,6 @@
 """A small asyncio client for HTTP/1.1, used for scraping, discovery, inventories and event pushes.
 
-One `Connection` belongs to one target and stays open between requests. Every request has a timeout and a limit for the
+One `Connection` belongs to one target and stays open between requests; every request has a timeout and a limit for the
 decompressed body. Standard library only, because the agent uses it.
 """
 

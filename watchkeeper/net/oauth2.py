@@ -1,7 +1,6 @@
 """Fetch OAuth 2.0 tokens with client credentials (RFC 6749, 4.4); all targets of a job share one token.
 
-`prometheus_config` reads a job's `oauth2` settings, and `Access.request_headers` gets the token before each scrape. A
-token is used until shortly before it expires. Names and defaults are Prometheus' (`oauth2` in its configuration).
+A token is used until shortly before it expires. Names and defaults are Prometheus' (`oauth2` in its configuration).
 """
 
 from __future__ import annotations

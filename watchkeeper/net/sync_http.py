@@ -1,10 +1,8 @@
 """A small HTTP/1.1 client for threads, with a deadline for the whole exchange and a size limit for the answer.
 
-Receivers, Prometheus, slurmrestd, the Kubernetes API server, the simulator and the command line's hub are called with
-it; the caller decides what a status means and whether to retry. It uses http.client instead of urllib3, because the
-command line works without the hub's libraries. A socket timeout starts again with each byte, so a slow server could
-answer forever: here the deadline covers everything from the first connection attempt to the last byte. Only name
-resolution has the resolver's own limits.
+It uses http.client instead of urllib3, because the command line works without the hub's libraries. A socket timeout
+starts again with each byte: here the deadline covers everything from the first connection attempt to the last byte,
+except name resolution.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Open user input as named byte streams: files, folders, compressed files, tar and zip archives, standard input.
 
-Archives are untrusted. Nothing is unpacked to disk, so a path such as `../../etc/passwd` is only a name. Members are
-read as streams, with limits on their unpacked size, their number and the nesting depth. `Stream.problem` says what was
-not read, and why.
+Archives are untrusted: nothing is unpacked to disk, and members are read as streams with limits on their unpacked size,
+their number and the nesting depth. `Stream.problem` says what was not read, and why.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Read dcgm-exporter's counters file: one `name, type, help` per line, `#` for comments.
 
-Users who migrate from dcgm-exporter keep their file. An invalid line is dropped and reported with its number; the other
-lines stay in use. `readers.nvml.choice` decides which fields are supported.
+An invalid line is dropped and reported with its number; the other lines stay in use. `readers.nvml.choice` decides
+which fields are supported.
 """
 
 from __future__ import annotations

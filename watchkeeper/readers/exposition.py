@@ -1,9 +1,7 @@
 """Parse Prometheus text (0.0.4, and OpenMetrics 1.0 with exemplars) into handles and values.
 
-An exporter sends the same series in every scrape, only the values change. So each target has its own parser, which
-caches the raw bytes before each value. If a page has the same lines as the page before, parsing it is one comparison
-with the cache. Otherwise each cached line costs one split and one dictionary lookup, and only new lines are parsed
-label by label. The scraper maps the handles to stored series once, and stores the values of each page.
+Each target has its own parser, because only the values change between its pages. A page with the same lines as the page
+before is compared with the cache in one step; otherwise each cached line costs one split and one lookup.
 """
 
 from __future__ import annotations

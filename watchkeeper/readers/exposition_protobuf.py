@@ -1,8 +1,7 @@
 """Parse an exporter's protobuf page: delimited MetricFamily messages, the only format with native histograms.
 
-As for text (`exposition`), each target has its own parser, which caches the label bytes of each series, so that a
-known series costs one lookup. Field numbers are those of metrics.proto in Prometheus' prompb/io/prometheus/client;
-created timestamps are ignored.
+As for text (`exposition`), each target has its own parser, which caches the label bytes of each series. Field numbers
+are those of metrics.proto in Prometheus' prompb/io/prometheus/client; created timestamps are ignored.
 """
 
 from __future__ import annotations

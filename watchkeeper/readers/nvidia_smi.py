@@ -1,8 +1,7 @@
 """Read GPUs with named values and line numbers from any output format of nvidia-smi.
 
 `-q` prints indented text, `-q -x` XML, no option a table, `--query-gpu` CSV. The names of `-q` and XML differ only in
-spelling, so keys are normalised: `ecc_errors/volatile/dram_uncorrectable`. The doctor checks the values; a value that
-the driver does not report is absent.
+spelling, so keys are normalised: `ecc_errors/volatile/dram_uncorrectable`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Read plain values from a pickle without executing it.
 
-Loading a pickle executes code. This module only decodes its instructions with `pickletools`, and interprets those that
-build numbers, texts, lists and mappings. An instruction that imports or calls anything else raises `UnsafePickle`.
+The instructions are only decoded, with `pickletools`, and those that build numbers, texts, lists and mappings are
+interpreted. An instruction that imports or calls anything else raises `UnsafePickle`.
 """
 
 from __future__ import annotations

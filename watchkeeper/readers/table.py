@@ -1,7 +1,7 @@
 """Read tables that users provide, CSV or `sacct --parsable` output, row by row, with problems by line.
 
-An invalid row is dropped and reported, never guessed. The list of reported lines has a limit; the counts are complete.
-Demand, jobs to replay and usage are read with this module; the command line prints `Problems` with its result.
+An invalid row is dropped and reported, never guessed; the list of reported lines has a limit, the counts are complete.
+Demand, jobs to replay and usage are read with this module.
 """
 
 from __future__ import annotations

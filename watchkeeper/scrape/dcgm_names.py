@@ -1,8 +1,7 @@
 """One spelling for metrics and labels whose names differ between versions of GPU exporters.
 
 Rules, pages and checks use the names of dcgm-exporter up to 4.8.2. Newer versions write the label `hostname` in lower
-case, and DCGM 4.6 renames some fields. Both are translated here, once for each new series, after the job's
-metric_relabel_configs. Other names are not changed.
+case, and DCGM 4.6 renames some fields: both are translated once for each new series, after the job's rules.
 """
 
 from __future__ import annotations

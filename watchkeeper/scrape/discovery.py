@@ -1,9 +1,8 @@
 """Service discovery: lists of targets in Prometheus' formats become targets and expected nodes.
 
-A list is a file (`file_sd`, JSON or YAML), a URL (`http_sd`), a DNS name, or static in a job. Labels named
-`__meta_watchkeeper_*` add what Watchkeeper needs beyond addresses: the node of a target, its expected number of GPUs
-and its failure domains. The hub calls `refresh` repeatedly, and passes the targets to the scraper and the nodes to the
-inventory. A source that fails keeps its last good list.
+A list is a file (`file_sd`, JSON or YAML), a URL (`http_sd`), a DNS name, or static in a job; labels named
+`__meta_watchkeeper_*` add the node of a target, its expected number of GPUs and its failure domains. The hub calls
+`refresh` repeatedly; a source that fails keeps its last good list.
 """
 
 from __future__ import annotations

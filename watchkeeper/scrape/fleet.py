@@ -1,8 +1,7 @@
 """The inventory of expected nodes and scraped GPUs.
 
-Discovery lists the expected nodes; scraped labels show which GPUs exist, on which node and at which PCI address.
-GPUs and nodes that disappear are kept with the time of their last sample, so that pages can show "gone since 09:14".
-The hub, the pages and the event followers look up names here.
+Discovery lists the expected nodes; scraped labels show which GPUs exist, on which node and at which PCI address. GPUs
+and nodes that disappear are kept with the time of their last sample.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A scrape job: how its targets are discovered, relabelled and scraped; and the target that results.
 
-`prometheus_config` builds jobs from an existing prometheus.yml; the hub's own `sd_files` and `sd_urls` are a
-job without rules. `discovery` reads each job's sources and calls `build_target` for every address. Order and
+`prometheus_config` builds jobs from an existing prometheus.yml; the hub's own lists are a job without rules. Order and
 defaults are those of prometheus/prometheus, scrape/target.go, read 2026-11.
 """
 

@@ -1,8 +1,7 @@
 """Parse a target's pages in any format: text, OpenMetrics, or protobuf if native histograms are enabled.
 
-`target_loop` requests a page with `accept_header` and passes the response to `parse`. When a target changes its
-format, a new parser without state reads it from then on. Protocols are named as in `scrape_protocols` of a
-prometheus.yml.
+When a target changes its format, a new parser without state reads it from then on. Protocols are named as in
+`scrape_protocols` of a prometheus.yml.
 """
 
 from __future__ import annotations

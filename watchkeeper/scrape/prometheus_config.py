@@ -1,8 +1,7 @@
 """Read an existing prometheus.yml: its scrape_configs become jobs, its rule_files a list of files.
 
 `discovery` has a `ConfigReader` and calls it before each refresh, so that an edited file takes effect without a
-restart; the hub reads the rule files at start. Unknown keys are reported with file and line and ignored; the rest of
-the file applies. Nothing is written back.
+restart. Unknown keys are reported with file and line and ignored; the rest of the file applies.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The YAML of a prometheus.yml with the line of each key, and its values as text, numbers and sizes.
 
-`prometheus_config` walks the tables. Scalars stay the text as written, because `on` and `1e3` can be names. The read_*
-methods convert a value and raise ValueError if it is invalid.
+Scalars stay the text as written, because `on` and `1e3` can be names. The read_* methods convert a value and raise
+ValueError if it is invalid.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Prometheus' relabelling: rules that change, keep or drop a label set.
 
-`jobs` applies a job's rules to targets, `scrape` to the series of their pages. Semantics and defaults are
-those of prometheus/prometheus, model/relabel/relabel.go, read 2026-11; patterns are RE2's and match the
-whole value.
+Semantics and defaults are those of prometheus/prometheus, model/relabel/relabel.go, read 2026-11; patterns are RE2's
+and match the whole value.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """One target: its page becomes samples of stored series, together with the series that Prometheus adds to a scrape.
 
-Fetch, parse, translate handles to stored series, append. The names are Prometheus': `up`,
-`scrape_duration_seconds`, sample counts, and the stale marker for series that disappeared. `scrape` runs a loop
-for each target; the hub passes in the appender of its samples and the inventory that learns GPUs from labels.
+The names are Prometheus': `up`, `scrape_duration_seconds`, sample counts, and the stale marker for series that
+disappeared. `scrape` runs a loop for each target.
 """
 
 from __future__ import annotations

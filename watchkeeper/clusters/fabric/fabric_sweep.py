@@ -1,8 +1,7 @@
 """Sweep the InfiniBand fabric from this host, with the programs of infiniband-diags.
 
-`ibnetdiscover` discovers the fabric and writes a cache file; `iblinkinfo` and `ibqueryerrors` read that file, so the
-fabric is discovered once and not three times. A sweep is read-only: no counter is cleared. Each program has a timeout.
-`fabric_watch` calls `sweep` in a thread of the hub; `watchkeeper fabric sweep` calls it too.
+`ibnetdiscover` discovers the fabric once and writes a cache file, which `iblinkinfo` and `ibqueryerrors` read; no
+counter is cleared. `fabric_watch` calls `sweep` in a thread of the hub; `watchkeeper fabric sweep` calls it too.
 """
 
 from __future__ import annotations

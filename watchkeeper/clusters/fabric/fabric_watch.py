@@ -1,7 +1,7 @@
 """Keep the newest sweep of the fabric, with its series and the events of its changes.
 
-If `[fabric]` configures a source, the hub calls `refresh` on an interval, records the events, and appends `series` with
-its other status series. A sweep from another host arrives through `accept_sweep`. `leaf_by_node` is for the inventory.
+If `[fabric]` configures a source, the hub calls `refresh` on an interval; a sweep from another host arrives through
+`accept_sweep`. `leaf_by_node` is for the inventory.
 """
 
 from __future__ import annotations

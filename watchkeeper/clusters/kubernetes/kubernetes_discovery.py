@@ -2,7 +2,7 @@
 
 A node with GPUs is expected, with the number of GPUs from its labels or its capacity; the labels of
 packs/node_labels.csv set its pool, rack, leaf and NVLink domain. The pod of the agent is a target, or that of
-dcgm-exporter if the node has no agent. `clusters` merges `discover` after the configured lists, which have priority.
+dcgm-exporter if the node has no agent.
 """
 
 from __future__ import annotations

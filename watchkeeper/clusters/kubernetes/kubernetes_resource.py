@@ -1,8 +1,7 @@
 """List and watch one kind of object of a Kubernetes API server.
 
 A kind is listed once, in pages, and then watched from the resourceVersion of the list. Bookmarks keep that version
-recent, so that a watch resumes after a disconnect; a new list is needed only when the version has expired (410). Only
-the facts that the kind's `read` returns are kept. `kubernetes_watch` defines the kinds.
+recent, so that a watch resumes after a disconnect; a new list is needed only when it has expired (410).
 """
 
 from __future__ import annotations

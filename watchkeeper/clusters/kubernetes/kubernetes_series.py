@@ -1,9 +1,8 @@
 """Build series of GPU nodes and GPU pods with the metric names of kube-state-metrics.
 
-With these the shipped rules and public dashboards work without kube-state-metrics. If kube-state-metrics is scraped,
-they are not written: the hub runs `KUBE_STATE_METRICS_QUERY` to check. Names and labels are those of kube-state-metrics
-2.17 (docs/metrics, read 2026-11), with two exceptions to save series: only the current phase and condition is written,
-and tolerations and node selectors only for pending pods. Their `job` label is `watchkeeper`.
+The shipped rules and public dashboards then work without it; if it is scraped (`KUBE_STATE_METRICS_QUERY`), the series
+are not written. Names and labels are those of kube-state-metrics 2.17 (docs/metrics, read 2026-11), but only the
+current phase and condition is written, and tolerations and node selectors only for pending pods.
 """
 
 from __future__ import annotations

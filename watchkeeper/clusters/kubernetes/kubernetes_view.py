@@ -1,8 +1,7 @@
 """Convert the objects of a Kubernetes cluster to a `model.cluster.ClusterView`.
 
-`kubernetes_watch` has the objects; the pages, the inventory and the series that Kubernetes and Slurm share use the
-view. A view has only objects about GPUs: nodes that have or should have GPUs, pods and jobs that request them, and
-quotas that limit them.
+The pages, the inventory and the series that Kubernetes and Slurm share use the view. It has only objects about GPUs:
+nodes that have or should have GPUs, pods and jobs that request them, and quotas that limit them.
 """
 
 from __future__ import annotations

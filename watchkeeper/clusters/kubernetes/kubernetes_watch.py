@@ -1,8 +1,7 @@
 """Watch a Kubernetes API server: nodes, pods, quotas, jobs, resource claims and warning events.
 
-Each kind has its own `kubernetes_resource.ResourceWatch`. `kubernetes_source` runs `KubernetesWatch.run`;
-`kubernetes_view`, `kubernetes_series` and `kubernetes_discovery` read the objects. A kind that cannot be read keeps its
-last objects, and `problems` says since when and why.
+Each kind has its own `kubernetes_resource.ResourceWatch`. A kind that cannot be read keeps its last objects, and
+`problems` says since when and why.
 """
 
 from __future__ import annotations

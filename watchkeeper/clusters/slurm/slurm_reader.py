@@ -1,8 +1,8 @@
 """Query slurmctld, through Slurm's commands or slurmrestd, with a timeout and a size limit.
 
-Output formats depend on the version: `scontrol --json` exists since 23.02, and slurmrestd's paths include an API
-version. So each query is a list of alternatives, best first. The one that worked last is tried first; when it stops
-working, because Slurm was upgraded, the others are tried again. `slurm_watch` runs the queries.
+Output formats depend on the version (`scontrol --json` exists since 23.02), so each query is a list of alternatives,
+best first. The one that worked last is tried first; when it stops working, because Slurm was upgraded, the others are
+tried again.
 """
 
 from __future__ import annotations

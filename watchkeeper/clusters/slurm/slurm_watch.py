@@ -1,8 +1,7 @@
 """Poll a Slurm cluster on an interval: nodes, jobs, limits and topology.
 
-One `ClusterScheduler` of `clusters`, which runs it, merges `discover` into discovery and appends `series`. If slurmctld
-does not answer, or its output is invalid, the last good view stays in force with a `problem` that says since when.
-Parts that a version or site does not have (topology, accounting) are empty.
+If slurmctld does not answer, or its output is invalid, the last good view stays in force with a `problem` that says
+since when. Parts that a version or site does not have (topology, accounting) are empty.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Find the Kubernetes API server and its credentials: from inside a pod, or from a kubeconfig file.
 
-The hub loads this once, when it starts; `clusters.kubernetes` and `remediate.drivers` use it for every request. Token
-files are read at each use, because the kubelet renews them every hour. Credential plugins (`exec`, `auth-provider`)
-are refused: the hub does not run programs that a kubeconfig names.
+The hub loads this once; `clusters.kubernetes` and `remediate.drivers` use it for every request. Credential plugins
+(`exec`, `auth-provider`) are refused: the hub does not run programs that a kubeconfig names.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Reduce objects of the Kubernetes API to the fields that matter for GPUs, so that the hub can keep every pod.
 
-`clusters.kubernetes.kubernetes_watch` passes each object as the API server wrote it. The result has no reference to
-that object, so a pod of ten kilobytes of JSON takes one kilobyte; texts that many objects share are kept once. An
-object with missing or malformed fields gives empty values; an object without a name gives CollectError.
+The result has no reference to the object of the API server, so a pod of ten kilobytes of JSON takes one kilobyte.
+Missing or malformed fields give empty values; an object without a name gives CollectError.
 """
 
 from __future__ import annotations

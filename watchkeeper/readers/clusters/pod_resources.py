@@ -1,9 +1,8 @@
 """Read messages of the kubelet's pod-resources API: which container each device is allocated to.
 
 The API has few protobuf messages (k8s.io/kubelet, podresources/v1/api.proto, read 2026-11 as of Kubernetes 1.20; later
-fields from its documentation and from other readers), and their field numbers never change. `kit.protobuf` reads them,
-so the agent needs no protobuf runtime. `agent.attribution.kubelet` passes the bytes. Devices are named as in NVML: the
-UUID of a GPU or MIG instance, `nvidia3` where a plugin counts device files, or `3` where it counts GPUs.
+fields from its documentation and from other readers), so the agent needs no protobuf runtime. Devices are named as in
+NVML: the UUID of a GPU or MIG instance, `nvidia3` where a plugin counts device files, or `3` where it counts GPUs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Read nodes, jobs, topology and limits from Slurm's JSON and text output, for every Slurm version.
 
-JSON of 22.05 has plain words and numbers, later versions have lists of words and `{set, infinite, number}`, and keys
-change between versions. Each value is read from every key that a version uses; a record without a name is dropped,
-and every other missing value is unknown. `clusters.slurm` (the hub) and `agent.attribution.slurm_jobs` run the Slurm
-commands; the doctor uses `slurm_text` for pasted output.
+Formats and keys change between versions, so each value is read from every key that a version uses; a record without a
+name is dropped, and every other missing value is unknown. `clusters.slurm` (the hub) and `agent.attribution.slurm_jobs`
+run the Slurm commands; the doctor uses `slurm_text` for pasted output.
 """
 
 from __future__ import annotations

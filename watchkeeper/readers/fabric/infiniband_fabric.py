@@ -1,8 +1,7 @@
 """Read devices, ports and counters of a whole fabric from the output of infiniband-diags.
 
-`ibnetdiscover` lists the devices, `iblinkinfo -l` every port with its state, rate and peer, and `ibqueryerrors`
-the counters. Unknown lines are skipped. `clusters.fabric.fabric_sweep` runs the programs, and reports output without
-any known line as a problem.
+`ibnetdiscover` lists the devices, `iblinkinfo -l` the ports and links, `ibqueryerrors` the counters; unknown lines are
+skipped. `clusters.fabric.fabric_sweep` runs the programs, and reports output without any known line as a problem.
 """
 
 from __future__ import annotations

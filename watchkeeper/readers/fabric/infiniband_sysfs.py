@@ -1,9 +1,8 @@
 """Read this node's InfiniBand and RoCE adapters from /sys/class/infiniband.
 
-An adapter has ports; a port has a state, a rate, counters and a GID table. A file may vanish during the read (when a
-driver reloads) or fail to read (EINVAL for a GID that is not set, EOPNOTSUPP for a counter that the hardware lacks):
-the value is then absent, never zero. `agent.port_counters` reads with a deadline, because a read hangs while the
-firmware does not answer.
+A file may vanish during the read (when a driver reloads) or fail to read (EINVAL for a GID that is not set, EOPNOTSUPP
+for a counter that the hardware lacks): the value is then absent, never zero. `agent.port_counters` reads with a
+deadline, because a read hangs while the firmware does not answer.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 The formats follow NVIDIA's "UFM Enterprise REST API Guide" (6.11 to 6.22) and recorded answers in NVIDIA's UFM SDK
 (github.com/Mellanox/ufm_sdk_3.0: UFM_NDT_Plugin's `topoparse/data/ufm_samples`, the telemetry of the fluentd and PDR
-plugins; read 2026-11), compared with other published clients. Telemetry is Prometheus text or CSV (`csv/metrics`,
-`csv/xcset/low_freq_debug`). UFM writes `N/A`, `NULL` or nothing for unknown values. `clusters.fabric.ufm` sends the
-requests.
+plugins; read 2026-11). Telemetry is Prometheus text or CSV (`csv/metrics`, `csv/xcset/low_freq_debug`); UFM writes
+`N/A`, `NULL` or nothing for unknown values.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Recognise kernel messages about GPUs and their node in a line of any kernel log.
 
-The text of a kernel message is the same everywhere; dmesg, journald, syslog and /dev/kmsg add different prefixes.
 `read_line` searches the whole line, for logs that users provide. `read_message` reads a /dev/kmsg record, and ignores
-records that user space wrote. The followers in `agent.kernel` turn the facts into events.
+records that user space wrote; the followers in `agent.kernel` turn its facts into events.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Read the time, node and rank of a log line from the prefixes that tools add.
 
-Only the start of a line is read. The doctor uses it to name the node and rank of a finding and to order Xid events by
-time. Values that a prefix does not contain are absent.
+The doctor uses it to name the node and rank of a finding and to order Xid events by time. Values that a prefix does not
+contain are absent.
 """
 
 from __future__ import annotations

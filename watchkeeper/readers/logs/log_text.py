@@ -1,9 +1,7 @@
 """Find the relevant lines of a log of any size, in limited memory.
 
-Most lines of a log are irrelevant and repeat with different numbers. `find_lines` reads blocks of a megabyte and
-removes the digits of each line; the rest is the shape of the line. Shapes that are known to be irrelevant are skipped.
-A new shape is checked once: its words are looked up in a set, and a shape with such a word is passed to a judge. The
-doctor matches its signatures against the lines that remain.
+Most lines of a log repeat with different numbers. `find_lines` removes the digits of each line; the rest is its shape,
+which is checked once: a shape with one of the known words goes to a judge, and others are skipped.
 """
 
 from __future__ import annotations

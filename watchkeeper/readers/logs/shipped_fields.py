@@ -1,9 +1,8 @@
 """Format one entry of a structured log as a syslog line: time, node, program, text.
 
-journald, Docker, Fluent Bit, Vector, Loki, Elasticsearch, and the logs of Google, Amazon and Microsoft use different
-names for the same field, such as `hostName`, `host.name`, `_HOSTNAME` or `Computer`, at different depths. So names are
-compared by their letters only. `shipped_text` formats lines of JSON and CSV, `shipped_documents` the entries of a JSON
-document; `line_prefix` reads the node and pod from the line.
+Log shippers and clouds use different names for the same field, such as `hostName`, `host.name`, `_HOSTNAME` or
+`Computer`, at different depths; so names are compared by their letters only. `shipped_text` formats lines of JSON and
+CSV, `shipped_documents` the entries of a JSON document; `line_prefix` reads the node and pod from the line.
 """
 
 from __future__ import annotations

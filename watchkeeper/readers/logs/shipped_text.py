@@ -1,9 +1,8 @@
 """Unwrap log lines from JSON, CSV, mail quotes and HTML, and strip common prefixes.
 
-Logs are often wrapped: journald and Docker wrap each line in JSON, mail quotes it with `> `, a web page escapes it, and
-collectors add a prefix. The doctor calls `find_unwrapper` for a stream, and `strip_prefixes` for command output, whose
-lines must start as the tool printed them. Parsing JSON is slow and most lines are irrelevant: `log_text` unwraps one
-JSON line of each shape (`JsonLines`). All other lines are unwrapped.
+The doctor calls `find_unwrapper` for a stream, and `strip_prefixes` for command output, whose lines must start as the
+tool printed them. Parsing JSON is slow: `log_text` unwraps one JSON line of each shape (`JsonLines`), and all lines of
+other formats.
 """
 
 from __future__ import annotations

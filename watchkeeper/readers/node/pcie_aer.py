@@ -1,8 +1,7 @@
 """Read the kernel's PCIe error counters of each device: the `aer_dev_*` files in /sys/bus/pci/devices.
 
-Each device has three files, one for each severity, with a line such as `BadTLP 4` for each kind of error and the total
-in the last line. A device without advanced error reporting has no such files. GPUs, NVSwitches and network adapters
-are read.
+Each GPU, NVSwitch and network adapter has one file for each severity, with a line such as `BadTLP 4` for each kind of
+error and the total in the last line. A device without advanced error reporting has no such files.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Read fans, temperatures and power supplies from Redfish resources of a baseboard management controller.
 
-Two generations of the schema are in use: `Thermal` and `Power`, one resource each, and since 2020 `ThermalSubsystem`
-and `PowerSubsystem`, which link to many resources. Each function reads one resource; `agent.chassis` downloads them. A
-missing reading, or a part that is not installed, gives no sensor.
+Two generations of the schema are in use: `Thermal` and `Power`, and since 2020 `ThermalSubsystem` and `PowerSubsystem`,
+which link to many resources. Each function reads one resource, which `agent.chassis` downloads; a part that is not
+installed gives no sensor.
 """
 
 from __future__ import annotations

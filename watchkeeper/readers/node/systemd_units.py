@@ -1,7 +1,7 @@
 """Read the state of systemd units from `systemctl show`.
 
-`show_command` builds the command. Its output has a block for each unit with one `Key=value` per line, and an empty line
-between blocks. A unit that is not installed is listed with LoadState=not-found.
+The output has a block for each unit with one `Key=value` per line, and an empty line between blocks. A unit that is not
+installed is listed with LoadState=not-found.
 """
 
 from __future__ import annotations

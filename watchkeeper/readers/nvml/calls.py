@@ -1,7 +1,6 @@
 """The table of NVML calls: the NVML function of each, how it is called, and the value that it returns.
 
-A row returns one number or named parts; a row with `read_part` is one call for each part (a clock, a threshold). A new
-metric is a row here and a row in packs/. The session makes the calls and handles their errors.
+A new metric is a row here and a row in packs/. The session makes the calls and handles their errors.
 """
 
 from __future__ import annotations

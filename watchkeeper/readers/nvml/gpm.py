@@ -1,8 +1,7 @@
 """Read GPM metrics: the profiling counters that NVML provides on Hopper and later, without a profiler.
 
-A metric covers the time between two samples of a GPU or MIG instance. `Gpm` keeps the last sample, so each `read`
-covers the time since the previous read; the first read is empty. The NVML session has one `Gpm` for each GPU or MIG
-instance and scales the metrics (percent, MiB/s) to DCGM's units.
+Each `read` covers the time since the previous read; the first read is empty. The NVML session has one `Gpm` for each
+GPU or MIG instance and scales the metrics (percent, MiB/s) to DCGM's units.
 """
 
 from __future__ import annotations

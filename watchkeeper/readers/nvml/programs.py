@@ -1,10 +1,9 @@
 """Read the processes with a context on a GPU, and the share of its utilisation that each one uses.
 
-The session lists the processes with every fast reading. It measures shares only if several processes use the GPU, with
-every fifth reading or when the processes change: the call takes 2 ms on an H200. NVML samples one process at a time, so
-one second is not representative (an H200 gave 0, 18 and 37 % in turn for a process with 13 %); the mean of the last ten
-seconds is used. The raw sum was 5.5 to 8.5 % below the GPU's utilisation in the first five readings and within 5 % in
-the other 27 of 32; exported shares always sum to 1.
+Shares are measured only if several processes use the GPU, with every fifth reading or when the processes change: the
+call takes 2 ms on an H200. NVML samples one process at a time, so one second is not representative (an H200 gave 0, 18
+and 37 % in turn for a process with 13 %); the mean of the last ten seconds is used, and exported shares always sum to
+1.
 """
 
 from __future__ import annotations

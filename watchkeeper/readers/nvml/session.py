@@ -1,7 +1,7 @@
 """An NVML session: counts the GPUs and reads one GPU at a time.
 
-The reader child (`agent.gpus.reader_child`) opens a session. Before each call the session passes its name to `note`, so
-that the agent can report which call hangs. A call that a GPU does not support is not repeated in this session.
+Before each call the session passes its name to `note`, so that the agent can report which call hangs. A call that a GPU
+does not support is not repeated in this session.
 """
 
 from __future__ import annotations

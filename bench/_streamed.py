@@ -130,9 +130,7 @@ async def measure(
     options: argparse.Namespace, engine: prometheus.PrometheusEngine, *, url: str, pid: int, folder: Path
 ) -> dict[str, Any]:
     stream, inventory = Stream(options.gpus), fleet.ScrapedInventory()
-    discovered = discovery.read_groups(
-        stream.targets(), "the stream", defaults=discovery.DiscoveryDefaults(cluster=CLUSTER)
-    )
+    discovered = discovery.read_groups(stream.targets(), "the stream", cluster=CLUSTER)
     inventory.set_expected_nodes(discovered.nodes, clock.to_ms(datetime.now(UTC)))
     settings = scrape.ScrapeSettings(interval_seconds=RULE_SECONDS)
     loops = [

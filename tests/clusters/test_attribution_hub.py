@@ -144,7 +144,7 @@ def test_an_agent_is_read_where_it_says_and_expects_what_slurm_says() -> None:
             "targets": ["10.0.0.9:9999"],
             "labels": {f"{discovery.META}node": "n1", f"{discovery.META}cluster": "sim"},
         }
-        agents = discovery.read_groups([group], "agents", defaults=discovery.DiscoveryDefaults())
+        agents = discovery.read_groups([group], "agents")
         return await Clusters([watch]).discover(discovery.DiscoveredTargets(), agents)
 
     found = asyncio.run(story())

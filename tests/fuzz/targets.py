@@ -160,7 +160,7 @@ TARGETS = (
     Target("policy", lambda content: policy.parse(text(content), where="fuzz"), _files("policies/*.toml")),
     Target(
         "targets",
-        lambda content: discovery.read_groups(content, "fuzz", defaults=discovery.DiscoveryDefaults()),
+        lambda content: discovery.read_groups(content, "fuzz"),
         (GROUPS,),
     ),
     Target("remote write", remote_write.decode, (WRITE,)),

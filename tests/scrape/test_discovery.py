@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.loopback import reply, serve
 from watchkeeper.errors import CollectError
-from watchkeeper.scrape.discovery import Discovery, DiscoveryDefaults, read_groups
+from watchkeeper.scrape.discovery import Discovery, read_groups
 
 NOW = datetime(2026, 3, 1, 9, 14, tzinfo=UTC)
 GROUP = {
@@ -33,7 +33,7 @@ GROUP = {
 
 
 def read(*groups: Any) -> Any:
-    return read_groups(json.dumps(groups).encode(), "here", defaults=DiscoveryDefaults())
+    return read_groups(json.dumps(groups).encode(), "here")
 
 
 def test_a_group_gives_its_target_and_the_expected_node() -> None:
@@ -85,7 +85,7 @@ def test_a_node_with_two_exporters_is_one_node() -> None:
 )
 def test_a_list_of_the_wrong_shape_says_which_group(document: str, problem: str) -> None:
     with pytest.raises(CollectError, match=problem):
-        read_groups(document.encode(), "here", defaults=DiscoveryDefaults())
+        read_groups(document.encode(), "here")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tests.support.scraped import Kept
 from watchkeeper.errors import CollectError
 from watchkeeper.net import access, http
 from watchkeeper.scrape import jobs, prometheus_config
-from watchkeeper.scrape.discovery import Discovery, DiscoveryDefaults
+from watchkeeper.scrape.discovery import Discovery
 from watchkeeper.scrape.fleet import ScrapedInventory
 from watchkeeper.scrape.jobs import LabelLimits
 from watchkeeper.scrape.scrape import ScrapeSettings, TargetHealth, TargetLoop
@@ -96,7 +96,7 @@ def test_what_is_not_known_is_named_with_its_line_and_the_rest_counts(path: Path
 
 
 def test_discovery_gives_the_targets_of_all_jobs(path: Path) -> None:
-    discovered = asyncio.run(Discovery([], defaults=DiscoveryDefaults(), config=path).refresh(NOW))
+    discovered = asyncio.run(Discovery([], config=path).refresh(NOW))
     by_url = {target.url: target for target in discovered.targets}
     assert sorted(by_url) == [
         "http://127.0.0.1:9100/metrics",

@@ -33,7 +33,7 @@ def test_a_registered_node_is_expected_and_read_at_the_address_it_called_from() 
 def test_a_node_that_a_list_already_reads_is_not_read_twice() -> None:
     labels = {"__meta_watchkeeper_cluster": "main", "__meta_watchkeeper_node": "n1"}
     groups = [{"targets": ["n1:9400"], "labels": labels}]
-    listed = discovery.read_groups(groups, "list", defaults=discovery.DiscoveryDefaults())
+    listed = discovery.read_groups(groups, "list")
     discovered = register_all(NODE).discovered_nodes(listed, now=NOW)
     assert not discovered.targets
     assert discovery.merge_discovered([listed, discovered]).nodes[0].expected_gpus == 8

@@ -136,7 +136,7 @@ class MonitoredFleet:
     def _create_target_loops(self, connection: scrape.TargetConnection) -> list[tuple[int, scrape.TargetLoop]]:
         """One loop for each target, with its offset in the scrape interval in seconds."""
         document = json.dumps(self.simulation.service_discovery(ADDRESS)).encode()
-        discovered = discovery.read_groups(document, "the simulated fleet", defaults=discovery.DiscoveryDefaults())
+        discovered = discovery.read_groups(document, "the simulated fleet")
         self.fleet.set_expected_nodes(discovered.nodes, clock.to_ms(self.simulation.now))
         interval, sink = self.intervals.scrape_seconds, self.engine.appender
         settings = scrape.ScrapeSettings(interval_seconds=interval, max_series=self._max_page_series)

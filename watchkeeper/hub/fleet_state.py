@@ -48,7 +48,7 @@ class FleetState:
         prometheus_config = settings.fleet.prometheus_config
         self._discovery = discovery.Discovery(
             [*settings.fleet.sd_files, *settings.fleet.sd_urls],
-            defaults=discovery.DiscoveryDefaults(cluster=settings.fleet.cluster),
+            cluster=settings.fleet.cluster,
             config=None if prometheus_config is None else Path(prometheus_config),
         )
         self._problems: list[str] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +50,8 @@ class Resolver:
     async def srv_records(self, name: str) -> list[SrvRecord]:
         """The SRV records of a name, sorted; CollectError if no nameserver has any."""
         failures: list[str] = []
-        for full_name in self._full_names(name):
+        searched_names = [] if name.endswith(".") else [f"{name}.{domain}" for domain in self.search]
+        for full_name in [name.rstrip("."), *searched_names]:
             for server in self.servers:
                 try:
                     records = await self._query(server, full_name)
@@ -65,11 +66,6 @@ class Resolver:
         raise CollectError(
             f"no SRV record was found: {'; '.join(failures[:5]) or 'no nameserver is configured'}", where=f"dns {name}"
         )
-
-    def _full_names(self, name: str) -> Iterator[str]:
-        yield name.rstrip(".")
-        if not name.endswith("."):
-            yield from (f"{name}.{domain}" for domain in self.search)
 
     async def _query(self, server: tuple[str, int], name: str) -> list[SrvRecord] | None:
         """The records, or None if the nameserver answers that the name does not exist."""

@@ -19,7 +19,6 @@ from watchkeeper.errors import SettingsError
 from watchkeeper.kit import yaml_text as kit_yaml
 from watchkeeper.render import fleet_facts, grafana, manifests, prometheus, settings_text, yaml_text
 from watchkeeper.render.tree import RenderedFile
-from watchkeeper.scrape import discovery
 
 BASE = ("agent", "hub", "rbac", "network", "disruption")
 # Components, the value that enables each, and what it is.
@@ -102,7 +101,7 @@ def facts(settings: config.Settings) -> dict[str, str]:
     return {
         "namespace": settings.render.namespace,
         "version": __version__,
-        "job": discovery.DiscoveryDefaults().job,
+        "job": prometheus.JOB,
         "hubSeries": json.dumps(prometheus.hub_selectors(settings)),
     }
 

@@ -16,9 +16,10 @@ from watchkeeper.render import fleet_facts, yaml_text
 from watchkeeper.render.tree import RenderedFile
 from watchkeeper.render.yaml_text import InlineMapping, YamlPart
 from watchkeeper.scrape import dcgm_names, discovery
+from watchkeeper.scrape.jobs import ScrapeJob
 
 # The job name of the hub; the rules for nodes that are down use only this job.
-JOB = discovery.DiscoveryDefaults().job
+JOB = ScrapeJob().name
 TOKEN_FILE = "/etc/prometheus/watchkeeper.token"  # noqa: S105
 POD_LABEL = "__meta_kubernetes_pod_label_"
 ABOUT = """Prometheus for a fleet of GPUs. Check it with: promtool check config prometheus.yml

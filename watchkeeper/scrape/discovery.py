@@ -30,6 +30,8 @@ from watchkeeper.scrape.jobs import DiscoveryKind, DroppedTarget, ScrapeJob, Tar
 
 META = "__meta_watchkeeper_"
 DOMAIN_META = META + "domain_"
+# For lists without that label.
+DEFAULT_CLUSTER = "main"
 # 100,000 GPUs are 12,500 nodes: this is enough for several targets on each.
 MAX_TARGETS = 100_000
 WILDCARDS = frozenset("*?[")
@@ -42,14 +44,6 @@ class DiscoveredTargets:
     nodes: tuple[fleet.Node, ...] = ()
     dropped: tuple[DroppedTarget, ...] = ()
     problems: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class DiscoveryDefaults:
-    """Values for labels that a list omits."""
-
-    cluster: str = "main"
-    job: str = "gpu"
 
 
 @dataclass(slots=True)
@@ -70,15 +64,14 @@ class Discovery:
         self,
         locations: Iterable[str],
         *,
-        defaults: DiscoveryDefaults | None = None,
+        cluster: str = DEFAULT_CLUSTER,
         config: Path | None = None,
         resolver: dns.Resolver | None = None,
     ) -> None:
         # None: the system's resolver, read from its file at each use.
         self._resolver = resolver
-        self._defaults = defaults or DiscoveryDefaults()
-        own_job = ScrapeJob(name=self._defaults.job)
-        self._hub_sources = [TargetSource(own_job, _location(location)) for location in locations]
+        self._cluster = cluster
+        self._hub_sources = [TargetSource(ScrapeJob(), _location(location)) for location in locations]
         self._config = None if config is None else prometheus_config.ConfigReader(config)
         self._job_sources: dict[tuple[str, TargetListLocation], TargetSource] = {}
         self._limit_problems: list[str] = []
@@ -124,14 +117,14 @@ class Discovery:
 
     async def _refresh_one(self, source: TargetSource, now: datetime) -> None:
         try:
-            defaults = self._defaults
+            cluster = self._cluster
             if self._config is not None and self._config.config.cluster and source not in self._hub_sources:
-                defaults = DiscoveryDefaults(cluster=self._config.config.cluster, job=defaults.job)
+                cluster = self._config.config.cluster
             documents, job = await _fetch(source.location, self._resolver), source.job
 
             def read() -> DiscoveredTargets:
                 return merge_discovered(
-                    read_groups(document, where, defaults=defaults, job=job) for where, document in documents
+                    read_groups(document, where, cluster=cluster, job=job) for where, document in documents
                 )
 
             # Parsing the list of a large fleet takes a tenth of a second.
@@ -146,13 +139,13 @@ class Discovery:
 
 
 def read_groups(
-    document: bytes | list[Any], where: str, *, defaults: DiscoveryDefaults, job: ScrapeJob | None = None
+    document: bytes | list[Any], where: str, *, cluster: str = DEFAULT_CLUSTER, job: ScrapeJob | None = None
 ) -> DiscoveredTargets:
     """Targets and nodes of one list; one invalid group makes the whole list invalid, as in Prometheus."""
     groups = _parse(document, where) if isinstance(document, bytes) else document
     if not isinstance(groups, list):
         raise CollectError(f"expected a list of target groups, found {quote(groups)}", where=where)
-    job = job or ScrapeJob(name=defaults.job)
+    job = job or ScrapeJob()
     built_targets: list[Target | DroppedTarget] = []
     nodes: list[fleet.Node] = []
     problems: list[str] = []
@@ -161,13 +154,13 @@ def read_groups(
     if listed > MAX_TARGETS:
         raise CollectError(f"lists {listed} targets, the limit is {MAX_TARGETS}", where=where)
     for number, (addresses, group_labels) in enumerate(checked_groups, 1):
-        node = _node(group_labels, f"{where}: group {number}", defaults=defaults)
+        group_cluster = group_labels.get(META + "cluster") or cluster
+        node = _node(group_labels, f"{where}: group {number}", cluster=group_cluster)
         if node is not None:
             nodes.append(node)
-        cluster = group_labels.get(META + "cluster") or defaults.cluster
         for address in addresses:
             try:
-                built_targets.append(build_target(address, group_labels, job, node=node, cluster=cluster))
+                built_targets.append(build_target(address, group_labels, job, node=node, cluster=group_cluster))
             except CollectError as error:
                 problems.append(f"{where}: group {number}: target {quote(address)} was dropped: {error}")
     targets = tuple(built for built in built_targets if isinstance(built, Target))
@@ -291,8 +284,9 @@ def _with_meta(document: bytes, where: str, **meta: str) -> bytes | list[Any]:
     if not isinstance(groups, list):
         return document
     for group in groups:
-        if isinstance(group, dict) and isinstance(group.get("labels") or {}, dict):
-            group["labels"] = {**meta, **(group.get("labels") or {})}
+        labels = (group.get("labels") or {}) if isinstance(group, dict) else None
+        if isinstance(labels, dict):
+            group["labels"] = {**meta, **labels}
     return groups
 
 
@@ -308,7 +302,7 @@ def _check_group(group: Any, where: str) -> tuple[list[str], dict[str, str]]:
     return addresses, labels
 
 
-def _node(group_labels: Mapping[str, str], where: str, *, defaults: DiscoveryDefaults) -> fleet.Node | None:
+def _node(group_labels: Mapping[str, str], where: str, *, cluster: str) -> fleet.Node | None:
     name = group_labels.get(META + "node")
     if not name:
         return None
@@ -317,7 +311,7 @@ def _node(group_labels: Mapping[str, str], where: str, *, defaults: DiscoveryDef
         raise CollectError(f"{META}expected_gpus must be a whole number, found {quote(expected)}", where=where)
     aliases = group_labels.get(META + "aliases", "").split(",")
     return fleet.Node(
-        group_labels.get(META + "cluster") or defaults.cluster,
+        cluster,
         name,
         pool=group_labels.get(META + "pool", ""),
         aliases=frozenset(alias.strip() for alias in aliases if alias.strip()),

@@ -145,8 +145,8 @@ class _ConfigFileReader:
             escaping=_escaping(table),
             classic_histograms=any(table.read_bool(key, False) for key in prometheus_keys.CLASSIC_KEYS),
             access=self.access(table),
-            rules=self.rules(table, "relabel_configs"),
-            metric_rules=self.rules(table, "metric_relabel_configs"),
+            rules=tuple(map(self.rule, self.tables(table, "relabel_configs"))),
+            metric_rules=tuple(map(self.rule, self.tables(table, "metric_relabel_configs"))),
             max_series=table.read_count("sample_limit") or None,
             max_body_bytes=table.read_size("body_size_limit") or None,
             max_targets=table.read_count("target_limit") or None,
@@ -286,15 +286,10 @@ class _ConfigFileReader:
             access=self.access(table),
         )
 
-    def rules(self, table: YamlTable, key: str) -> tuple[relabel.RelabelRule, ...]:
-        return tuple(self.rule(entry) for entry in self.tables(table, key))
-
     def rule(self, table: YamlTable) -> relabel.RelabelRule:
         self.report_unknown_keys("relabel rule", table, prometheus_keys.KEYS["relabel rule"])
-        arguments = {
-            name: str(table[name]) for name in ("separator", "regex", "target_label", "replacement") if name in table
-        }
-        arguments = {name: "" if table[name] is None else value for name, value in arguments.items()}
+        texts = {name: table[name] for name in ("separator", "regex", "target_label", "replacement") if name in table}
+        arguments = {name: "" if value is None else str(value) for name, value in texts.items()}
         action = str(table.get("action") or relabel.RelabelAction.REPLACE).lower()
         if action not in set(relabel.RelabelAction):
             raise ValueError(f"relabel action {quote(action)} is not one of {', '.join(relabel.RelabelAction)}")

@@ -45,7 +45,7 @@ class NodeRegistrations:
         has_target = {(target.cluster, target.node) for target in listed.targets}
         self._nodes = {key: entry for key, entry in self._nodes.items() if now - entry.at < REGISTRATION_LIFETIME}
         groups = [_build_group(entry, is_target=key not in has_target) for key, entry in self._nodes.items()]
-        return discovery.read_groups(groups, SOURCE, defaults=discovery.DiscoveryDefaults())
+        return discovery.read_groups(groups, SOURCE)
 
 
 def _check(registration: NodeRegistration) -> None:

@@ -58,15 +58,9 @@ def agent_workload_series(holders: Iterable[Labels]) -> dict[Labels, float]:
     return {_agent_label_cache(labels): 1.0 for labels in holders}
 
 
-def _without_scrape(labels: Labels) -> Labels:
-    return labels.with_labels(instance="", job="")
-
-
 # Label sets stay the same objects between intervals, and 20,000 are looked up each time.
-_holder_cache, _agent_label_cache = (
-    recency_cache.RecencyCache(_holder_series),
-    recency_cache.RecencyCache(_without_scrape),
-)
+_holder_cache = recency_cache.RecencyCache(_holder_series)
+_agent_label_cache = recency_cache.RecencyCache[Labels, Labels](lambda labels: labels.with_labels(instance="", job=""))
 
 
 class EventCounts:

@@ -125,7 +125,7 @@ def test_a_pod_that_does_not_run_or_has_no_address_is_no_target(status: dict[str
 
 def test_a_node_that_a_list_has_a_target_for_keeps_it() -> None:
     group = {"targets": ["10.9.9.9:9400"], "labels": {"__meta_watchkeeper_node": "n1"}}
-    listed = discovery.read_groups([group], "list", defaults=discovery.DiscoveryDefaults())
+    listed = discovery.read_groups([group], "list")
     assert found(node("n1"), pods=(exporter("agent", AGENT, "10.1.0.3"),), listed=listed).targets == ()
 
 

@@ -33,7 +33,7 @@ def test_its_queries_parse(block: str) -> None:
 
 
 def test_it_names_every_label_that_places_a_node() -> None:
-    assert not [row.label for row in kubernetes_discovery.label_rows() if f"`{row.label}`" not in PAGE]
+    assert not [label for label, _ in kubernetes_discovery.label_rows() if f"`{label}`" not in PAGE]
 
 
 def test_it_names_every_series_of_a_scheduler() -> None:

@@ -68,7 +68,7 @@ def test_an_incident_is_routed_to_the_team_that_the_inventory_names(tmp_path: Pa
     )
     hub = opened(wanted, time=clock.ScaledClock())
     try:
-        about = hub._notifier_dependencies(hub.current.stages.journal).inventory
+        about = hub.current.stages.notifier._dependencies.inventory
         incident = replace(stories.lose_gpu(SmallHub()), workloads=("research/llm-0", "vision/detector-1", "4711"))
         assert incident_labels.collect_labels(incident, about)["team"] == {"language", "vision", "unmapped"}
     finally:

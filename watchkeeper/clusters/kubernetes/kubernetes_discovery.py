@@ -8,7 +8,6 @@ dcgm-exporter if the node has no agent.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 
 from watchkeeper.catalogue import pack
@@ -26,20 +25,10 @@ PORT_NAMES = ("metrics", "gpu-metrics", "http-metrics")
 DEFAULT_PORT = 9400
 
 
-@dataclass(frozen=True, slots=True)
-class LabelRow:
-    """A node label, and the fact that it sets: `pool` or a failure domain."""
-
-    label: str
-    becomes: str
-
-
 @cache
-def label_rows() -> tuple[LabelRow, ...]:
-    """The rows of packs/node_labels.csv, highest priority first."""
-    return pack.load(
-        "node_labels.csv", lambda cells: LabelRow(pack.required(cells["label"]), pack.required(cells["becomes"]))
-    )
+def label_rows() -> tuple[tuple[str, str], ...]:
+    """Node labels and the facts that they set (`pool` or a failure domain), highest priority first."""
+    return pack.load("node_labels.csv", lambda cells: (pack.required(cells["label"]), pack.required(cells["becomes"])))
 
 
 def parse_selectors(texts: tuple[str, ...]) -> Selectors:
@@ -74,7 +63,7 @@ class KubernetesDiscovery:
         groups = [
             self._group(node, None if node.name in target_nodes else pod_by_node.get(node.name)) for node in nodes
         ]
-        return discovery.read_groups(groups, SOURCE, defaults=discovery.DiscoveryDefaults(cluster=cluster))
+        return discovery.read_groups(groups, SOURCE, cluster=cluster)
 
     def _group(self, node: objects.KubernetesNode, pod: objects.KubernetesPod | None) -> dict[str, object]:
         domains, expected = read_placement(node.labels), self._expected_gpus(node)
@@ -118,9 +107,9 @@ class KubernetesDiscovery:
 def read_placement(labels: Mapping[str, str]) -> dict[str, str]:
     """Pool and failure domains from a node's labels; for each of them the first row of the table is used."""
     placement: dict[str, str] = {}
-    for row in label_rows():
-        if labels.get(row.label):
-            placement.setdefault(row.becomes, labels[row.label])
+    for label, fact in label_rows():
+        if labels.get(label):
+            placement.setdefault(fact, labels[label])
     return placement
 
 

@@ -127,8 +127,9 @@ class SlurmWatch:
         self._nodes = self._nodes if nodes is None else nodes
         self._jobs = self._jobs if jobs is None else jobs
         at_ms = clock.to_ms(now) if nodes is not None and jobs is not None else self._view.at_ms
+        age = "no answer yet" if at_ms is None else f"last good data is from {clock.from_ms(at_ms):%H:%M:%S} UTC"
         view = build_view(self._nodes, self._jobs, cluster=self.cluster, limits=self._limits)
-        self._view = replace(view, at_ms=at_ms, problem=_add_age("; ".join(problems), at_ms))
+        self._view = replace(view, at_ms=at_ms, problem=f"{'; '.join(problems)} ({age})" if problems else "")
         self._has_read.set()
 
     async def _query(self, name: str, read: Callable[[], Awaitable[T]], problems: list[str]) -> T | None:
@@ -148,7 +149,7 @@ class SlurmWatch:
             for node in self._nodes
             if node.gpus
         ]
-        return discovery.read_groups(groups, SOURCE, defaults=discovery.DiscoveryDefaults(cluster=self.cluster))
+        return discovery.read_groups(groups, SOURCE, cluster=self.cluster)
 
     def _group(self, node: records.NodeRecord, aliases: frozenset[str], *, is_read: bool) -> dict[str, object]:
         meta, leaf = discovery.META, self._leaves.get(node.name, "")
@@ -262,10 +263,3 @@ def _aliases(nodes: Sequence[records.NodeRecord]) -> dict[str, frozenset[str]]:
         node.name: frozenset(name for name in (node.address, node.hostname) if name and counts[name] == 1) - {node.name}
         for node in nodes
     }
-
-
-def _add_age(problem: str, at_ms: int | None) -> str:
-    if not problem:
-        return ""
-    age = "no answer yet" if at_ms is None else f"last good data is from {clock.from_ms(at_ms):%H:%M:%S} UTC"
-    return f"{problem} ({age})"

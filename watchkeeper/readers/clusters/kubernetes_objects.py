@@ -385,10 +385,8 @@ def _queue(metadata: Mapping[str, Any]) -> str:
 
 
 def _owner(metadata: Mapping[str, Any]) -> str:
-    for owner in facts.rows(metadata, "ownerReferences"):
-        if owner.get("controller") is True:
-            return intern(f"{facts.text(owner, 'kind')}/{facts.text(owner, 'name')}")
-    return ""
+    owners = (owner for owner in facts.rows(metadata, "ownerReferences") if owner.get("controller") is True)
+    return intern(next((f"{facts.text(owner, 'kind')}/{facts.text(owner, 'name')}" for owner in owners), ""))
 
 
 def _labels(metadata: Mapping[str, Any]) -> dict[str, str]:

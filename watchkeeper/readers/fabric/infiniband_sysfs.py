@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from watchkeeper.model import fleet
-from watchkeeper.readers.node.host import read_text
+from watchkeeper.readers.node.host import MAX_DIGITS, read_number, read_text
 
 CLASS = "class/infiniband"
 # 400 Gb/sec (4X NDR)
@@ -28,8 +28,6 @@ ETHERNET = "Ethernet"
 MAX_GIDS = 256
 MAX_PORTS = 64
 MAX_COUNTERS = 256
-# 2⁶⁴ has 20 digits.
-MAX_DIGITS = 20
 UNSET_GID = re.compile(r"^(?:fe80|0000)?[0:]*$")
 
 
@@ -169,7 +167,7 @@ def _gids(port: Path) -> Iterator[Gid]:
 
 def _read_netdev(sysfs: Path, name: str) -> Netdev:
     folder = sysfs / "class/net" / name
-    return Netdev(name, _read_number(folder / "mtu"), _read_number(folder / "carrier_changes"))
+    return Netdev(name, read_number(folder / "mtu"), read_number(folder / "carrier_changes"))
 
 
 def _pci_address(link: Path) -> str | None:
@@ -189,11 +187,6 @@ def _list_files(folder: Path) -> list[Path]:
 def _read_state_id(path: Path) -> int | None:
     match = NUMBERED.match(read_text(path) or "")
     return int(match["id"]) if match is not None else None
-
-
-def _read_number(path: Path) -> int | None:
-    text = read_text(path) or ""
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS else None
 
 
 #      rx_prio3_pause: 1204      tx_prio3_pause: 0      rx_prio3_pause_duration: 88

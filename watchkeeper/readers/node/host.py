@@ -21,6 +21,8 @@ LOCAL_FILESYSTEMS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "o
 OWN_PROC = Path("/proc")
 # A container host has thousands of mounts; the first ones are the node's own.
 MAX_MOUNTS = 4_000
+# 2⁶⁴ has 20 digits.
+MAX_DIGITS = 20
 # NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@U22)
 DRIVER_VERSION = re.compile(r"NVRM version:.*?\s(\d{3,4}\.\d+(?:\.\d+)?)\s")
 
@@ -64,6 +66,12 @@ def read_text(path: Path) -> str | None:
         return path.read_text(errors="replace").strip()
     except OSError:
         return None
+
+
+def read_number(path: Path) -> int | None:
+    """Read a count; None for anything else, such as -1, which is unknown."""
+    text = read_text(path) or ""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS else None
 
 
 def read_cpu_count(proc: Path) -> int | None:

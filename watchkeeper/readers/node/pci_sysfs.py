@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from watchkeeper.model import fleet
-from watchkeeper.readers.node.host import read_text
+from watchkeeper.readers.node.host import read_number, read_text
 
 NVIDIA = "0x10de"
 
@@ -51,18 +51,13 @@ def read(sysfs: Path) -> list[PciDevice]:
                 fleet.normalise_pci(folder.name),
                 kind,
                 driver=driver.resolve().name if driver.exists() else None,
-                numa_node=_read_number(folder / "numa_node"),
-                width=_read_number(folder / "current_link_width"),
+                numa_node=read_number(folder / "numa_node"),
+                # A lost device has a link width of 63 (all bits set).
+                width=read_number(folder / "current_link_width"),
                 bridges=tuple(part for part in resolved.parts if part.count(":") >= 1 and part != resolved.name),
             )
         )
     return devices
-
-
-def _read_number(path: Path) -> int | None:
-    """Read a number; None for -1, which is unknown. A lost device has a link width of 63 (all bits set)."""
-    text = read_text(path) or ""
-    return int(text) if text.isdigit() else None
 
 
 def topology_distance(device: PciDevice, other_device: PciDevice) -> str:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.accounting import budgets, cost, report_files, summary, usage, waste
+from watchkeeper.accounting import budgets, cost, report_files, summary, usage
 from watchkeeper.accounting.tally import unowned_key
 from watchkeeper.catalogue import prices
 from watchkeeper.client import answers, reading
@@ -127,8 +127,8 @@ def test_a_hole_in_the_book_is_listed_and_in_no_sum() -> None:
 
 
 def test_idle_money_has_its_owner_named() -> None:
-    assert waste.wasted_by_owner(cost.price_usage([FLEET], BOOK), range(len(FLEET.keys))) == [
-        waste.WastedHours("vision", "ana", "vision-job", 2.0, 10.0)
+    assert cost.wasted_by_owner(cost.price_usage([FLEET], BOOK), range(len(FLEET.keys))) == [
+        cost.WastedHours("vision", "ana", "vision-job", 2.0, 10.0)
     ]
 
 

@@ -29,11 +29,11 @@ Rows = npt.NDArray[np.int64]
 # An item below a hundredth of a cent is a rounding error.
 MIN_MONEY = 1e-4
 UNKNOWN_MODEL = "an unknown model"
+# People do not read a longer list of waste.
+MAX_OWNERS = 20
 
 
 class Policy(StrEnum):
-    """How the cost of unallocated GPUs is split among the owners of allocated GPUs."""
-
     NONE = "none"
     USE = "use"
     ALLOCATION = "allocation"
@@ -352,7 +352,6 @@ def _price_notes(
 
 
 def report_as_json(cost_report: CostBreakdown) -> dict[str, object]:
-    """Return a report in the format of `--json` and GET /api/cost."""
     return {
         "since": cost_report.since,
         "until": cost_report.until,
@@ -395,3 +394,34 @@ def _line_as_json(line: CostRow, by: Sequence[str]) -> dict[str, object]:
         "unpriced_hours": line.unpriced_hours,
         "hours": summary.plain_amounts(line.hours),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class WastedHours:
+    """GPU-hours that an owner's job wasted; `money` is None if the GPU has no price."""
+
+    team: str
+    user: str
+    job: str
+    gpu_hours: float
+    money: float | None
+
+
+def wasted_by_owner(bill: UsageBill, row_indexes: Sequence[int]) -> list[WastedHours]:
+    """Return the waste in some rows of a bill by owner, the most expensive first."""
+    table, rows = bill.table, bill.rows
+    user, job, namespace = (usage.DIMENSIONS.index(name) for name in ("user", "job", "namespace"))
+    hours: dict[tuple[str, str, str], float] = defaultdict(float)
+    money: dict[tuple[str, str, str], float] = defaultdict(float)
+    for index in row_indexes:
+        gpu_hours, key = float(table.amounts[index, usage.WASTED]), table.keys[index]
+        if gpu_hours <= 0:
+            continue
+        job_name = f"{key[namespace]}/{key[job]}" if key[namespace] and key[job] else key[job]
+        owner = (usage.display_value(key[TEAM]), usage.display_value(key[user]), usage.display_value(job_name))
+        hours[owner] += gpu_hours
+        if rows.gpu_prices[rows.price_index[index]].price is not None:
+            money[owner] += float(rows.wasted[index])
+    wasted = [WastedHours(*owner, gpu_hours, money.get(owner)) for owner, gpu_hours in hours.items()]
+    wasted.sort(key=lambda by_owner: (-(by_owner.money or 0.0), -by_owner.gpu_hours, by_owner.job))
+    return wasted[:MAX_OWNERS]

@@ -72,7 +72,6 @@ class JobTable:
 
 @functools.cache
 def load_column_fields() -> Mapping[str, str]:
-    """Map lower-case column names to fields, from packs/usage_columns.csv."""
 
     def read(cells: Mapping[str, str]) -> tuple[str, str]:
         pack.required(cells["source"])

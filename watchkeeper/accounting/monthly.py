@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from watchkeeper.accounting import cost, statement, summary, usage, waste
+from watchkeeper.accounting import cost, statement, summary, usage
 from watchkeeper.errors import CollectError
 
 SUMMARY_DIMENSIONS, JOB_DIMENSIONS = ("project", "user", "model"), ("job", "model")
@@ -65,7 +65,7 @@ def _create_statement(bill: cost.UsageBill, request: StatementRequest, team: str
         cost.report_as_json(parts),
         request.zone,
         cost.report_as_json(jobs),
-        [asdict(wasted_hours) for wasted_hours in waste.wasted_by_owner(bill, row_indexes)],
+        [asdict(wasted_hours) for wasted_hours in cost.wasted_by_owner(bill, row_indexes)],
         request.budgets.get(team),
     )
     return Statement(request.month, team, parts.known_money, parts.currency, statement.render_statement(page))

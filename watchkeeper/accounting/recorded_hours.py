@@ -173,7 +173,6 @@ def add_hours(tally: UsageTally, recorded: RecordedHours) -> list[tuple[float, f
 
 
 def add_minutes(tally: UsageTally, engine: Engine, since: float, until: float) -> None:
-    """Add the minutes of a part of the tally's window, summed by the engine."""
     if not MINUTE <= until - since <= MAX_MINUTES_SECONDS:
         return
     keys, amounts, minutes = _sum_minutes(engine, since, until)

@@ -23,8 +23,6 @@ COLUMNS = ("allocated", "used", "wasted", "spare", "unmeasured", "idle", "lost",
 
 @dataclass(frozen=True, slots=True)
 class StatementPage:
-    """The content of a page: a report, its jobs, and waste by owner."""
-
     title: str
     report: Mapping[str, Any]
     zone: ZoneInfo

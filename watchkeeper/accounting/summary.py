@@ -87,7 +87,6 @@ def dimension_index(name: str) -> int:
 def usage_report(
     table: usage.UsageTable, by: Sequence[str], *, filters: Mapping[str, str] | None = None
 ) -> dict[str, object]:
-    """Return the usage report of `watchkeeper usage --json` and GET /api/usage."""
     selected = filter_table(table, filters) if filters else table
     empty = [no_match_note(filters)] if filters and len(table.keys) and not len(selected.keys) else []
     return {

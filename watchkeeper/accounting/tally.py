@@ -134,7 +134,6 @@ class UsageTally:
 
 
 def unowned_key(**dimensions: str) -> usage.Key:
-    """The key of unallocated hours."""
     owner = dict.fromkeys(("team", "project", "namespace", "user", "kind", "job"), usage.UNOWNED)
     return usage.make_key(**{**owner, **dimensions})
 

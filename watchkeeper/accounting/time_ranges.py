@@ -37,7 +37,6 @@ def cover(starts: Seconds, length: float, *, since: float, until: float) -> Seco
 
 
 def find_gaps(slots: Sequence[tuple[float, float]], *, since: float, until: float) -> list[tuple[float, float]]:
-    """Return the parts of a window that no slot (start, end) covers."""
     uncovered, covered_until = [], since
     for start, end in sorted(slots):
         if start >= until:

@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-import numpy.typing as npt
 
+from watchkeeper.capacity.demand import Floats
 from watchkeeper.capacity.jobs import RecordedJob
 from watchkeeper.capacity.simulated_fleet import GPU_MILLI, FleetNode, GpuRequest, JobPlacement, SimulatedFleet
-
-Floats = npt.NDArray[np.float64]
 
 
 class QueuePolicy(StrEnum):

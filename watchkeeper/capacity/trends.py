@@ -39,7 +39,10 @@ def estimate_trend(past: Floats, day: int, *, has_week: bool = True) -> Trend:
         return Trend()
     means = past[-days * day :].reshape(days, day).mean(axis=1)
     if has_week:
-        means = _remove_weekdays(means)
+        at = np.arange(days)
+        rest = means - median_slope(means) * at
+        usual = np.array([np.median(rest[weekday::7]) for weekday in range(7)])
+        means = np.asarray(means - (usual - usual.mean())[at % 7])
     slope = median_slope(means)
     late = median_slope(means[-max(MIN_LATE_DAYS, round(days * LATE_SHARE)) :])
     if slope * late <= 0:
@@ -51,13 +54,6 @@ def median_slope(values: Floats) -> float:
     """Return the Theil–Sen slope per step, which is robust against outliers."""
     first, second = np.triu_indices(len(values), 1)
     return float(np.median((values[second] - values[first]) / (second - first)))
-
-
-def _remove_weekdays(means: Floats) -> Floats:
-    at = np.arange(len(means))
-    rest = means - median_slope(means) * at
-    usual = np.array([np.median(rest[weekday::7]) for weekday in range(7)])
-    return np.asarray(means - (usual - usual.mean())[at % 7])
 
 
 def _reliability(means: Floats, slope: float) -> float:

@@ -15,8 +15,9 @@ from typing import TypedDict
 
 import numpy as np
 
+from watchkeeper.capacity.demand import Floats
 from watchkeeper.capacity.jobs import JobRecords, RecordedJob, unknown_models
-from watchkeeper.capacity.replay import Floats, QueuePolicy, ReplayOutcome, replay
+from watchkeeper.capacity.replay import QueuePolicy, ReplayOutcome, replay
 from watchkeeper.capacity.simulated_fleet import FleetNode
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.readers.table import PlainProblems
@@ -135,7 +136,6 @@ def _check_names(nodes: Sequence[FleetNode], change: FleetChange) -> None:
 
 
 def _remove_gpus(nodes: list[FleetNode], gpus: int) -> list[FleetNode]:
-    """Remove GPUs from the end of the list of nodes."""
     fleet_gpus = sum(node.gpus for node in nodes)
     if gpus > fleet_gpus:
         raise FleetChangeRefused(f"cannot remove {gpus} GPUs", now=f"The fleet has {fleet_gpus}")
@@ -254,14 +254,12 @@ def _summarise_seconds(seconds: Floats) -> Spread:
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """The GPUs to add for a target wait; `add_gpus` is None if adding four times the fleet is not enough.
-
-    `days_kept` is the share of days that meet the target.
-    """
+    """The GPUs to add for a target wait; `add_gpus` is None if adding four times the fleet is not enough."""
 
     target_seconds: float
     add_gpus: int | None
     p95_seconds: float | None
+    # The share of days that meet the target.
     days_kept: float | None
     replays: int
 

@@ -111,7 +111,6 @@ def rivals_of(cause: str) -> tuple[Rival, ...]:
 
 
 def rival_between(cause: str, other: str) -> Rival | None:
-    """The row for two causes, in either order."""
     rows = (*rivals_of(cause), *rivals_of(other))
     return next((row for row in rows if {row.cause, row.rival} == {cause, other}), None)
 

@@ -32,7 +32,6 @@ class MetricRow:
 
 
 def lookup(name: str) -> MetricRow | None:
-    """The row of a metric by its old or new name, ignoring case."""
     return _by_name().get(name.upper())
 
 

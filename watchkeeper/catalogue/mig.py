@@ -65,7 +65,6 @@ class ImpossibleLayout(ValueError):
 
 @cache
 def gpus() -> Mapping[str, MigGpu]:
-    """The GPU models by name, in the order of the table."""
     return {gpu.name: gpu for gpu in pack.load(GPUS, pack.row_reader(MigGpu, "source"))}
 
 
@@ -119,7 +118,6 @@ def minimum_gpu_share(profile: str, model: str) -> float:
 
 @lru_cache(MOST_REMEMBERED)
 def fits(gpu: str, names: tuple[str, ...]) -> bool:
-    """Whether these instances fit together on the GPU."""
     try:
         place_instances(gpu, names)
     except ImpossibleLayout:

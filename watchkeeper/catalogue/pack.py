@@ -18,7 +18,6 @@ Row = TypeVar("Row")
 
 
 def load(file: str, read_row: Callable[[Mapping[str, str]], Row]) -> tuple[Row, ...]:
-    """Every row of packs/`file`, in its order."""
     return read(text_of(file), read_row, file=file)
 
 
@@ -66,7 +65,6 @@ def row_reader(kind: type[Row], *required_columns: str) -> Callable[[Mapping[str
 
 
 def optional(convert: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Convert a cell; None if it is empty."""
     return lambda text: convert(text) if text else None
 
 

@@ -30,8 +30,6 @@ FALLBACK = "[cost] dollars_per_gpu_hour"
 
 
 class PriceKind(StrEnum):
-    """How a GPU is paid for."""
-
     ON_DEMAND = "on_demand"
     RESERVED = "reserved"
     OWN = "own"
@@ -43,10 +41,7 @@ PriceKey = tuple[str, PriceKind, str, float]
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """One row of a book; `model` is a GPU's name or a part of it, an empty region matches any.
-
-    It is valid from `begins` until the next price of the same model, kind and region.
-    """
+    """One row of a book; `model` is a GPU's name or a part of it, an empty region matches any."""
 
     model: str
     kind: PriceKind
@@ -54,6 +49,7 @@ class Price:
     region: str = ""
     source: str = ""
     checked: str = ""
+    # Valid from then until the next price of the same model, kind and region.
     begins: float = -math.inf
 
     @property
@@ -216,7 +212,6 @@ KNOWN_KEYS = POWER_KEYS | {"currency", "kind", "price", "pool", "overhead_per_mo
 
 
 def _limit_problems(problems: list[str], where: str) -> tuple[str, ...]:
-    """The first problems, and the number of further ones."""
     more = len(problems) - MOST_NAMED
     return (*problems[:MOST_NAMED], f"{where}: and {more:,} more") if more > 0 else tuple(problems)
 

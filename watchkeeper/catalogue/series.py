@@ -48,8 +48,6 @@ OTHERS = {
 
 
 class SeriesSource(StrEnum):
-    """Which program exports a series of this name."""
-
     AGENT = "agent"
     # The agent, if a --counters file lists the field.
     AGENT_OPTIONAL = "agent when asked"
@@ -72,7 +70,6 @@ class Origin:
 
 
 def origin(name: str) -> Origin:
-    """Find the source of a series by its name."""
     fields = _fields()
     if name in fields:
         return Origin(SeriesSource.AGENT if fields[name] else SeriesSource.AGENT_OPTIONAL)

@@ -56,15 +56,13 @@ class CounterRow:
 
 @dataclass(frozen=True, slots=True)
 class CounterFamily:
-    """How a counter file of an InfiniBand port becomes a metric, with node_exporter's name where it has one.
-
-    `basic_bits` is the width of the counter in PortCounters, at whose maximum it stops; None for a 64-bit counter.
-    """
+    """How a counter file of an InfiniBand port becomes a metric, with node_exporter's name where it has one."""
 
     folder: str = pack.cell(partial(pack.choice, choices=FOLDERS))
     file: str = pack.cell(pack.required)
     name: str = pack.cell(pack.required, "family")
     scale: int = pack.cell(int)
+    # The width of the counter in PortCounters, at whose maximum it stops; None for a 64-bit counter.
     basic_bits: int | None = pack.cell(pack.optional(int))
     help: str = pack.cell(pack.required)
 
@@ -87,8 +85,6 @@ class SettingRow:
 
 @dataclass(frozen=True, slots=True)
 class ExitRow:
-    """One exit code of a process or container."""
-
     code: int = pack.cell(int)
     signal: str = pack.cell()
     meaning: str = pack.cell(pack.required)

@@ -58,7 +58,6 @@ class XidRow:
 
     @property
     def certainty(self) -> str:
-        """How reliable the row is, as text."""
         if not self.is_known:
             return "none: the code is not in the catalogue"
         if self.is_unused:

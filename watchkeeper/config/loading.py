@@ -6,7 +6,6 @@ about single settings except which ones are paths.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import re
 import tomllib
@@ -36,8 +35,13 @@ PATH_KEYS = (
 def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
     """The settings of a file (None: defaults) with overrides such as `{"hub.port": 9490}`; None is no override."""
     given = {key: value for key, value in (overrides or {}).items() if value is not None}
-    from_file = _resolve_paths(_read(path), path.parent) if path else {}
-    plain = _overlay(from_file, given)
+    plain = _resolve_paths(_read(path), path.parent) if path else {}
+    for key, value in given.items():
+        section, _, name = key.partition(".")
+        table = plain.setdefault(section, {})
+        # A section that is not a table is left for the check to report.
+        if isinstance(table, dict):
+            table[name] = value
     problems: list[str] = []
     try:
         settings = wire.from_plain(Settings, plain)
@@ -72,29 +76,17 @@ def _read(path: Path) -> dict[str, Any]:
         raise SettingsError(f"not valid TOML: {problem}", where=f"{path}:{line}", remedy="Correct that line") from error
 
 
-def _overlay(plain: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The file's tables with the overrides applied; a section that is not a table is left for the check to report."""
-    merged = copy.deepcopy(plain)
-    for key, value in given.items():
-        section, _, name = key.partition(".")
-        table = merged.setdefault(section, {})
-        if isinstance(table, dict):
-            table[name] = value
-    return merged
-
-
 def _resolve_paths(plain: dict[str, Any], directory: Path) -> dict[str, Any]:
     """Make relative paths relative to the settings file; values of a wrong type are not changed."""
-    resolved = copy.deepcopy(plain)
     for key in PATH_KEYS:
         section, name = key.split(".")
-        table = resolved.get(section)
+        table = plain.get(section)
         value = table.get(name) if isinstance(table, dict) else None
         if isinstance(table, dict) and isinstance(value, str) and value:
             table[name] = str(directory / value)
         elif isinstance(table, dict) and isinstance(value, list):
             table[name] = [str(directory / item) if isinstance(item, str) else item for item in value]
-    return resolved
+    return plain
 
 
 def _failed_checks(plain: dict[str, Any]) -> Iterator[str]:

@@ -77,7 +77,6 @@ def step(
 def _create_alerts(
     rule: AlertingRule, vector: Mapping[Labels, float], *, now: datetime, environment: RuleEnvironment
 ) -> dict[Labels, Alert]:
-    """A new pending alert for each series of the query result."""
     fresh_alerts: dict[Labels, Alert] = {}
     for series, value in vector.items():
         context = templates.TemplateContext(

@@ -154,7 +154,7 @@ class _Expansion:
         value = None
         for arg in term.args:
             value = self._evaluate(arg, scope, dot)
-            if bool(value) == (term.function == "or"):
+            if bool(value) is (term.function == "or"):
                 break
         return value
 

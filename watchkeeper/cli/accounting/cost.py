@@ -82,11 +82,11 @@ def _read_report(
     """The report, and the waste by owner unless the format has only numbers."""
     has_waste, filters = params["file_format"] not in NUMERIC_FORMATS, dict(params["of"])
     if priced := _read_bill(params):
-        from watchkeeper.accounting import cost, summary, waste
+        from watchkeeper.accounting import cost, summary
 
         report_json = cost.report_as_json(cost.create_bill_report(priced, by, filters=filters))
         rows = summary.matching_rows(priced.table, filters) if has_waste else ()
-        wasted = wire.to_plain(waste.wasted_by_owner(priced, rows))
+        wasted = wire.to_plain(cost.wasted_by_owner(priced, rows))
         bill = reading.read_answer(answers.CostReport, wire.to_plain(report_json))
         return bill, reading.read_answer(tuple[answers.WastedHours, ...], wasted)
     bill = hub.cost(by=list(by), policy=params["policy"], **usage.query_params(params, hub))

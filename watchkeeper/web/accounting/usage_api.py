@@ -32,7 +32,6 @@ from watchkeeper.accounting import (
     time_ranges,
     usage,
     usage_reader,
-    waste,
 )
 from watchkeeper.catalogue import prices
 from watchkeeper.errors import CollectError
@@ -63,7 +62,7 @@ class WasteReport(TypedDict):
     since: float
     until: float
     currency: str
-    waste: list[waste.WastedHours]
+    waste: list[cost.WastedHours]
 
 
 class BudgetReport(TypedDict):
@@ -115,9 +114,7 @@ class UsageApi:
     async def waste_report(self, request: Request) -> WasteReport:
         """Waste: GPU-hours allocated and idle, by owner, with their cost."""
         filters, bill = _read_filters(request), await self._load_bill(request, {"job"}, policy=cost.Policy.NONE)
-        wasted = await asyncio.to_thread(
-            lambda: waste.wasted_by_owner(bill, summary.matching_rows(bill.table, filters))
-        )
+        wasted = await asyncio.to_thread(lambda: cost.wasted_by_owner(bill, summary.matching_rows(bill.table, filters)))
         return WasteReport(since=bill.table.since, until=bill.table.until, currency=bill.book.currency, waste=wasted)
 
     @get("/api/cost/budgets", *MONTH_PARAMS, POLICY_PARAM, response=BudgetReport)

@@ -252,6 +252,17 @@ class Correction(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WastedHours(HubAnswer):
+    """GPU-hours that an owner's job wasted; `money` is None if the GPU has no price."""
+
+    team: str
+    user: str
+    job: str
+    gpu_hours: float
+    money: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CauseLine(HubAnswer):
     """The incidents of a cause, with median times in seconds; None if not measured."""
 
@@ -1498,17 +1509,6 @@ class WasteReport(HubAnswer):
     until: float
     currency: str
     waste: tuple[WastedHours, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WastedHours(HubAnswer):
-    """GPU-hours that an owner's job wasted; `money` is None if the GPU has no price."""
-
-    team: str
-    user: str
-    job: str
-    gpu_hours: float
-    money: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

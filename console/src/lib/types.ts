@@ -193,6 +193,14 @@ export interface Correction {
   why: string;
   place: string;
 }
+/** GPU-hours that an owner's job wasted; `money` is None if the GPU has no price. */
+export interface WastedHours {
+  team: string;
+  user: string;
+  job: string;
+  gpu_hours: number;
+  money: number | null;
+}
 /** Ranked findings about one incident, best first, and which sources were checked. */
 export interface Diagnosis {
   incident: string;
@@ -1514,14 +1522,6 @@ export interface WasteReport {
   until: number;
   currency: string;
   waste: WastedHours[];
-}
-/** GPU-hours that an owner's job wasted; `money` is None if the GPU has no price. */
-export interface WastedHours {
-  team: string;
-  user: string;
-  job: string;
-  gpu_hours: number;
-  money: number | null;
 }
 export interface NeverFits {
   jobs: number;

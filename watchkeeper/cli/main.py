@@ -82,7 +82,6 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Suggest the most similar command for a mistyped name."""
         if args[0] not in COMMANDS and (similar := difflib.get_close_matches(args[0], COMMANDS, n=1)):
             raise click.UsageError(f"No such command '{args[0]}'. Did you mean '{similar[0]}'?", ctx)
         return super().resolve_command(ctx, args)
@@ -96,13 +95,11 @@ class LazyGroup(click.Group):
             sys.exit(EXIT_BROKEN_PIPE)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[shell_completion.CompletionItem]:
-        """Complete names of commands without importing the commands."""
         names = [(name, line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
         items = [shell_completion.CompletionItem(name, help=line) for name, line in names]
         return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """List the commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 

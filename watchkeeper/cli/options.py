@@ -55,8 +55,6 @@ INCIDENT, EXIT_UNKNOWN = IncidentId(), 3
 
 
 class Duration(click.ParamType[float]):
-    """A duration such as `7d`, converted to seconds."""
-
     name = "DURATION"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -168,7 +166,6 @@ def print_json(value: Any) -> None:
 
 
 def print_result(plain: Any, lines: Iterable[str], *, as_json: bool) -> None:
-    """Print the JSON or the lines of text of a command's result."""
     if as_json:
         print_json(plain)
     else:
@@ -192,7 +189,6 @@ print_table = tables.print_table
 def print_rows(
     plain: Any, header: Sequence[str], rows: Sequence[Sequence[str]], *, as_json: bool, empty: str = ""
 ) -> None:
-    """Print JSON, or a table, or the text `empty` if there are no rows."""
     if as_json:
         print_json(plain)
     elif rows or not empty:

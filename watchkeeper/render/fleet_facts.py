@@ -59,5 +59,4 @@ def rule_texts(settings: config.Settings) -> dict[str, str]:
 
 
 def rule_series(settings: config.Settings) -> series_read.SeriesRead:
-    """The series that these rules read."""
     return series_read.of_rules(reload.read_sources(rule_loops.rule_sources(settings)).rules)

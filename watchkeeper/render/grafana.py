@@ -48,8 +48,6 @@ class DashboardRow:
 
 @dataclass(frozen=True, slots=True)
 class DashboardPage:
-    """One file of packs/dashboards."""
-
     title: str
     about: str
     variables: tuple[str, ...]
@@ -70,7 +68,6 @@ def dashboards(settings: config.Settings) -> dict[str, dict[str, Any]]:
 
 
 def dcgm_fields(settings: config.Settings) -> set[str]:
-    """DCGM fields that panels query."""
     panels = [panel for name in NAMES for row in page(name, settings).rows for panel in row.panels]
     return {field for panel in panels for query in panel.queries for field in FIELD.findall(query.expr)}
 
@@ -113,7 +110,6 @@ def console_url(settings: config.Settings) -> str:
 
 
 def _links(settings: config.Settings) -> list[dict[str, Any]]:
-    """Links to the other dashboards, and to the incidents in the console."""
     return [
         {
             "title": "Watchkeeper",
@@ -162,7 +158,6 @@ def _variable(name: str) -> dict[str, Any]:
 
 
 def _alerts(dashboard_page: DashboardPage) -> dict[str, Any]:
-    """Annotations for firing alerts that match the page's variables."""
     about = [f'{ALERT_LABELS[name]}=~"${name}|"' for name in dashboard_page.variables if name in ALERT_LABELS]
     matchers = ", ".join(['alertstate="firing"', 'cluster=~"$cluster"', *about])
     return {

@@ -62,8 +62,6 @@ class DashboardPanel:
 
 @dataclass(frozen=True, slots=True)
 class AlertThreshold:
-    """The threshold of an alert: it fires above or below a value."""
-
     value: float
     is_upper: bool
 
@@ -186,7 +184,6 @@ def _page_link(page: str, title: str, chosen: dict[str, str]) -> dict[str, Any]:
 
 
 def _cell_links(panel: DashboardPanel) -> list[dict[str, Any]]:
-    """Link a node name in a table to its dashboard."""
     if panel.columns.get("Hostname") is None:
         return []
     url = f"/d/{UID}node?{KEPT_PARAMETERS}&var-node=${{__value.text}}"
@@ -219,7 +216,6 @@ def _options(panel: DashboardPanel) -> dict[str, Any]:
 
 
 def runbook_path(alert: str) -> str:
-    """The runbook path of the shipped alert of this name."""
     return str(_rules()[alert]["annotations"]["runbook_url"])
 
 

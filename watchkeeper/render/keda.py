@@ -53,8 +53,6 @@ ABOUT_ADAPTER = """Values for the chart prometheus-adapter: the external metrics
 
 @dataclass(frozen=True, slots=True)
 class ScaledService:
-    """A Deployment and the model it serves."""
-
     namespace: str
     name: str
     model: str

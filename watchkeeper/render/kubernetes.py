@@ -107,7 +107,6 @@ def facts(settings: config.Settings) -> dict[str, str]:
 
 
 def hub_settings(settings: config.Settings) -> str:
-    """The hub's settings file inside the cluster."""
     return settings_text.toml(
         settings,
         {
@@ -139,7 +138,6 @@ def rule_objects(settings: config.Settings) -> dict[str, str]:
 
 
 def dashboard_objects(settings: config.Settings) -> dict[str, str]:
-    """The JSON of each dashboard, by its name."""
     boards = grafana.dashboards(settings)
     return {name: json.dumps(board, ensure_ascii=False, sort_keys=True) for name, board in boards.items()}
 

@@ -47,8 +47,6 @@ def value(values: Values, path: str) -> Any:
 
 
 def fill_manifest(text: str, values: Values, facts: Mapping[str, str]) -> str:
-    """The manifest with its values in place."""
-
     def write_entries(match: re.Match[str]) -> str:
         return "".join(f"{match['indent']}- {json.dumps(entry)}\n" for entry in value(values, match["path"]))
 

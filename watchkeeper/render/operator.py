@@ -48,7 +48,6 @@ def files(settings: config.Settings) -> list[RenderedFile]:
 
 
 def fields(settings: config.Settings) -> list[str]:
-    """Sorted names of the DCGM fields that rules or dashboards read."""
     series = fleet_facts.rule_series(settings)
     return sorted({name for name in metrics.field_names() if series.reads(name)} | grafana.dcgm_fields(settings))
 

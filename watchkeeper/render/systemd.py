@@ -35,7 +35,6 @@ def files(settings: config.Settings) -> list[RenderedFile]:
 
 
 def hub(settings: config.Settings) -> str:
-    """The hub's settings, with the data directory of the unit."""
     named = {key: getattr(getattr(settings, key.partition(".")[0]), key.partition(".")[2]) for key in loading.PATH_KEYS}
     files = {key: value for key, value in named.items() if value}
     return f"# Read by watchkeeper-hub.service.\n{settings_text.toml(settings, {**files, 'hub.data': STATE})}"

@@ -48,8 +48,6 @@ def list_path(target: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RenderedFile:
-    """One file, with its path below the output directory."""
-
     path: str
     text: str
     is_executable: bool = False

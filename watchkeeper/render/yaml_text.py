@@ -28,12 +28,10 @@ class InlineMapping(dict[str, Any]):
 
 
 def document(about: str, parts: Sequence[YamlPart]) -> str:
-    """One YAML document with a comment at its top."""
     return comment(about) + "".join("\n" + comment(part.comment) + dump(part.value) for part in parts)
 
 
 def dump_list(key: str, entries: Sequence[YamlPart]) -> str:
-    """A list under `key:`, each entry with its comment."""
     if not entries:
         return f"{key}: []\n"
     texts = (comment(entry.comment) + dump([entry.value]) for entry in entries)

@@ -33,8 +33,6 @@ def command() -> None:
 
 
 class PositiveDuration(options.Duration):
-    """A duration longer than zero."""
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         seconds = super().convert(value, param, ctx)
         if seconds <= 0:
@@ -53,8 +51,6 @@ class FiniteNumber(click.FloatRange):
 
 
 class NameValuePair(click.ParamType[tuple[str, str]]):
-    """`name=value` as a pair."""
-
     name = "NAME=VALUE"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:

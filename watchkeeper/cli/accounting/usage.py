@@ -21,8 +21,6 @@ HOUR_COLUMNS = ("total", "allocated", "used", "wasted", "idle", "lost", "unknown
 
 
 class TimeZone(click.ParamType[ZoneInfo]):
-    """A time zone such as `Europe/Berlin`."""
-
     name = "ZONE"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> ZoneInfo:
@@ -94,7 +92,6 @@ def choose_grouping(by: Sequence[str], params: Mapping[str, Any]) -> tuple[str, 
 
 
 def query_params(params: Mapping[str, Any], hub: Client) -> dict[str, Any]:
-    """The query parameters of the hub's API."""
     start, end = add_zone(params["since"] or "-1d", params), add_zone(params["until"] or "now", params)
     since, until = times.parse_window(start, end, hub)
     filters = [f"{name}={value}" for name, value in params["of"]]
@@ -150,7 +147,6 @@ def _print_report(answer: answers.UsageReport) -> None:
 
 
 def line_labels(line: answers.UsageLine | answers.CostLine, by: Sequence[str]) -> list[str]:
-    """The values of the columns that a report is grouped by: team, job or node."""
     return [attrgetter(name)(line) for name in by]
 
 

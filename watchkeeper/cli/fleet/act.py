@@ -168,7 +168,6 @@ def _read_incident(report: Path) -> incidents.Incident:
 
 
 def describe(explained: answers.ExplainedRepair) -> list[str]:
-    """The explanation as lines of text: what would happen now, then why."""
     repair = explained.repair
     lines = [f"{explained.incident}  {explained.cause}: {_format_verdict(explained)}", *_halt_lines(explained.switch)]
     if repair is not None:

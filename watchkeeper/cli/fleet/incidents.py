@@ -159,7 +159,6 @@ def note(hub: Client, id: str, text: str) -> None:
 
 
 def describe(answer: answers.FullIncidentDetail) -> list[str]:
-    """The incident as lines of text, the summary first."""
     incident, diagnosis, plan = answer.incident, answer.diagnosis, answer.plan
     ended = f", resolved {times.utc(incident.resolved_at)}" if incident.resolved_at else ""
     state = f"{incident.severity}, {incident.state}; opened {times.utc(incident.opened_at)}{ended}"

@@ -105,12 +105,10 @@ def replicas(hub: Client, model: str | None, cluster: str | None, window: str, a
 
 
 def as_plain(answer: JobReport) -> dict[str, Any]:
-    """The report as the API returns it."""
     return {"ok": True, **wire.to_plain(answer)}
 
 
 def report_lines(answer: JobReport, *, max_ranks: int = MAX_RANKS) -> list[str]:
-    """The report of a job as lines of text, for `jobs` and `explain job`."""
     job = answer.job
     cost = job.cost
     money = "" if cost is None or cost.amount is None else f", {cost.amount:,.2f} {cost.currency}"

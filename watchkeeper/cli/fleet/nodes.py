@@ -61,7 +61,6 @@ def _format_row(node: NodeLine, *, with_cluster: bool) -> list[str]:
 
 
 def _format_reason(node: NodeLine) -> str:
-    """The reasons of Watchkeeper and of the schedulers, and open incidents."""
     reasons = [node.why] if node.state != UP else []
     for report in node.scheduler:
         reasons += [report.reason + (f" (by {report.by})" if report.by else "")] if report.reason else []
@@ -71,7 +70,6 @@ def _format_reason(node: NodeLine) -> str:
 
 
 def _summary_lines(answer: answers.NodeList) -> Iterator[str]:
-    """Lines below the table: nodes by state, missing facts, schedulers without an answer."""
     states = Counter(node.state for node in answer.nodes)
     counts = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in sorted(states.items()))
     yield f"{len(answer.nodes)} of {answer.total} nodes" + (f": {counts}" if counts else "")

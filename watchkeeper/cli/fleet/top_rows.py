@@ -105,7 +105,6 @@ SORT_VALUES: dict[SortColumn, Callable[[TopRow], float | None]] = {
 
 
 def matches_filter(row: TopRow, text: str) -> bool:
-    """Whether node, model, holder or cause of a row contain all words of the filter; case does not matter."""
     row_text = f"{row.name} {row.model} {row.holder} {row.problem}".lower()
     return all(word in row_text for word in text.lower().split())
 

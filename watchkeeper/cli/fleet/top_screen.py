@@ -219,7 +219,6 @@ class TopApp(App[None]):
 
 
 def style_cells(row: TopRow, holder_width: int) -> tuple[Text, ...]:
-    """The cells of a row: numbers right-aligned, problems in colour."""
     *shown, holder = format_cells(row)
     texts = [Text(text, overflow="ellipsis", no_wrap=True) for text in (*shown, shorten_middle(holder, holder_width))]
     for text in texts[1:5]:
@@ -243,7 +242,6 @@ def shorten_middle(text: str, width: int) -> str:
 
 
 def pane_text(page: TopPage, chosen: TopRow | None) -> Text:
-    """The selected GPU in full, then the incidents of a hub or the programs of a node."""
     lines = [*map(_incident_line, page.incidents), *map(_program_line, page.programs)]
     if len(lines) > MAX_PANE_LINES:
         omitted = len(lines) - MAX_PANE_LINES + 1

@@ -63,8 +63,6 @@ class PageSource(Protocol):
 
 
 class HubSource:
-    """Reads the fleet of a hub."""
-
     def __init__(self, hub: Client) -> None:
         self._hub = hub
         self._gpus: dict[str, TopRow] = {}
@@ -130,8 +128,6 @@ class HubSource:
 
 
 class LocalSource:
-    """Reads the GPUs of this node, with the programs on them."""
-
     def __init__(self, sampler: Sampler, *, node: str, roots: node_facts.Roots) -> None:
         self._sampler, self._node, self._roots = sampler, node, roots
         self._users = proc_programs.read_users(roots.root / Path("etc/passwd"))

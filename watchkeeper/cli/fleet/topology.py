@@ -23,8 +23,6 @@ PROBLEM_COLOUR = "bold red"
 
 @dataclass(slots=True)
 class TreeBranch:
-    """One line of the tree and its children."""
-
     text: str
     state: str = ""
     children: list[TreeBranch] = field(default_factory=list)
@@ -66,7 +64,6 @@ class TreeDetail:
 
 
 def build_tree(answer: answers.Topology, detail: TreeDetail) -> list[TreeBranch]:
-    """Build the heading and tree of a hub's answer."""
     racks, switches = answer.racks, answer.switches
     nodes = [node for rack in racks for leaf in rack.leaves for node in leaf.nodes]
     first_problem = next((node.state for node in nodes if node.state != "healthy"), "healthy")

@@ -66,7 +66,6 @@ def command(target: str, directory: Path | None, check: bool, force: bool, as_js
 
 
 def _read_directory(directory: Path) -> dict[str, str]:
-    """The text of each file in the directory, by relative path."""
     texts: dict[str, str] = {}
     for path in sorted(directory.rglob("*")) if directory.is_dir() else []:
         if path.is_file():

@@ -70,7 +70,6 @@ def command(gpus: int, scenarios: tuple[str, ...], seed: int, speed: float, verb
 def demo_settings(
     host: str, port: int, *, directory: str | None, tokens: str | None, mode: str = "observe", gpus: int = 0
 ) -> settings.Settings:
-    """Settings of a hub that monitors the simulated fleet of this machine."""
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     overrides = {
         "hub.host": host,
@@ -130,8 +129,6 @@ Inject a fault from a second terminal: {program} sim inject xid-79{hub_option}""
 
 @dataclass(frozen=True, slots=True)
 class SimulatorProcess:
-    """The process and URL of the simulated fleet."""
-
     child: asyncio.subprocess.Process
     url: str
 

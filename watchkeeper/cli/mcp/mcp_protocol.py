@@ -63,8 +63,6 @@ class McpTool:
 
 @dataclass(frozen=True, slots=True)
 class McpResource:
-    """A text that a client can read with `read`."""
-
     uri: str
     name: str
     description: str
@@ -76,8 +74,6 @@ class McpResource:
 
 
 class ProtocolError(Exception):
-    """A request that is answered with a JSON-RPC error."""
-
     def __init__(self, code: int, problem: str, content: Any = None) -> None:
         super().__init__(problem)
         self.code = code

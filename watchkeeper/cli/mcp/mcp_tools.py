@@ -262,7 +262,6 @@ def truncated_json(value: Any, max_characters: int = MAX_CHARACTERS) -> str:
 
 
 def _find_lists(value: Any, path: str = "") -> Iterator[tuple[str, list[Any]]]:
-    """All non-empty lists in a value, with their dotted paths."""
     if isinstance(value, dict):
         for name, item in value.items():
             yield from _find_lists(item, f"{path}.{name}".lstrip("."))

@@ -75,7 +75,6 @@ def _now_ms() -> int:
 
 
 def describe(topology: fabric.FabricTopology) -> Iterator[str]:
-    """The sweep as lines of text, problems first."""
     snapshot = topology.fabric
     switches, hosts = topology.switches(), {link.node for link in topology.host_links()}
     links = sum(1 for _ in topology.links())

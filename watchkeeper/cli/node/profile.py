@@ -106,8 +106,6 @@ def command(
 
 
 class RecordingStatus:
-    """The progress line of a recording: elapsed time and current bottleneck."""
-
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._updated_at = -1.0

@@ -81,7 +81,6 @@ def show(as_json: bool, spool: Path) -> None:
 
 
 def parse_pause_length(text: str) -> timedelta:
-    """Parse the length of a pause; UsageError if it is out of range."""
     try:
         length = timedelta(seconds=durations.parse_seconds(text))
     except ValueError as error:
@@ -94,7 +93,6 @@ def parse_pause_length(text: str) -> timedelta:
 
 
 def _send_order(hub: Client, node: str, kind: str, arguments: dict[str, str], *, cluster: str | None) -> None:
-    """Send a work order to the agent of a node, and print the receipt."""
     _, receipt = agent_order.send_and_wait(hub, node, kind, arguments=arguments, cluster=cluster)
     click.echo(agent_order.format_receipt(node, receipt))
     sys.exit(0 if receipt.result in agent_order.SUCCESS_RESULTS else 1)

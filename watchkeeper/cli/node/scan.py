@@ -120,7 +120,6 @@ def command(
 def _gather_facts(
     *, host_root: Path, kmsg: Path, seconds: float, minutes: float, expected_gpus: int | None
 ) -> verdicts.ScanFacts:
-    """Read all facts that the checks need."""
     reading = scan_readings.ReadingOptions(choice.choose_families(), interval_seconds=max(0.5, seconds / 2))
     readings = scan_readings.watch_gpus(reading, seconds, clock.ScaledClock())
     kernel, problem = None, ""

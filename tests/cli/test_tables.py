@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.cli import tables
+from watchkeeper.cli import terminal
 
 LONG = "a sentence that is a good deal longer than what a narrow terminal has room for in one line"
 PRINTING = f"""
-from watchkeeper.cli.tables import print_table
+from watchkeeper.cli.terminal import print_table
 print_table(["id", "severity", "what"], [["INC-1", "critical", "{LONG}"], ["INC-2", "info", "short"]])
 """
 
@@ -54,19 +54,22 @@ def test_on_a_terminal_critical_is_red_and_long_cells_are_folded() -> None:
 def test_numbers_are_right_aligned(rows: list[tuple[str, str]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         lines: list[str] = []
-        patch.setattr(tables.click, "echo", lines.append)
-        tables.print_table(("name", "n"), rows, names=1)
+        patch.setattr(terminal.click, "echo", lines.append)
+        terminal.print_table(("name", "n"), rows, names=1)
     assert len({len(line) for line in lines}) == 1
 
 
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=10), st.integers(40, 300))
 def test_fitted_columns_are_not_wider_than_the_terminal(natural: list[int], room: int) -> None:
-    widths = tables.fit_widths(natural, room)
+    widths = terminal.fit_widths(natural, room)
     if widths is None:
         assert (
-            sum(width if width <= tables.MAX_FIXED_WIDTH else 12 for width in natural) + tables.GAP * (len(natural) - 1)
+            sum(width if width <= terminal.MAX_FIXED_WIDTH else 12 for width in natural)
+            + terminal.GAP * (len(natural) - 1)
             > room
         )
     else:
-        assert sum(widths) + tables.GAP * (len(natural) - 1) <= room
-        assert all(got == width for got, width in zip(widths, natural, strict=True) if width <= tables.MAX_FIXED_WIDTH)
+        assert sum(widths) + terminal.GAP * (len(natural) - 1) <= room
+        assert all(
+            got == width for got, width in zip(widths, natural, strict=True) if width <= terminal.MAX_FIXED_WIDTH
+        )

@@ -129,15 +129,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except (errors.SettingsError, errors.StartRefused, errors.InputError) as error:
-        _print_error(error)
-        sys.exit(2)
-    except errors.HubError as error:
-        _print_error(error)
-        sys.exit(1 if error.has_answered else EXIT_UNKNOWN)
     except errors.WatchkeeperError as error:
-        _print_error(error)
-        sys.exit(1)
+        click.echo(f"watchkeeper: {error}", err=True)
+        if isinstance(error, (errors.SettingsError, errors.StartRefused, errors.InputError)):
+            sys.exit(2)
+        sys.exit(EXIT_UNKNOWN if isinstance(error, errors.HubError) and not error.has_answered else 1)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in HUB_MODULES:
             raise
@@ -157,10 +153,6 @@ def _discard_output() -> None:
     null_file = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null_file, sys.stdout.fileno())
     os.close(null_file)
-
-
-def _print_error(error: errors.WatchkeeperError) -> None:
-    click.echo(f"watchkeeper: {error}", err=True)
 
 
 if __name__ == "__main__":

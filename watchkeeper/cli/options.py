@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from watchkeeper.cli import tables
+from watchkeeper.cli import terminal
 from watchkeeper.client.address import DEFAULT_URL
 from watchkeeper.kit import durations
 from watchkeeper.net import access
@@ -79,26 +79,6 @@ token = click.option(
 )
 
 
-def with_hub(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --hub and --token, and pass a Client as `hub`; options of a group apply to its commands."""
-
-    @hub_url("URL of the hub.", show_default=DEFAULT_URL)
-    @token
-    @functools.wraps(command)
-    def wrapper(*args: Any, hub_url: str | None, token: str | None, **kwargs: Any) -> Any:
-        # Importing its types takes 50 ms, which commands without a hub do not need.
-        from watchkeeper.client.hub import Client
-
-        context = click.get_current_context()
-        client = context.find_object(Client)
-        if client is None or hub_url or token:
-            client = Client(hub_url or DEFAULT_URL, token=token, access=client_certificates())
-        context.obj = client
-        return command(*args, hub=client, **kwargs)
-
-    return wrapper
-
-
 def option_group(*decorators: Callable[[Any], Any]) -> Callable[[Command], Command]:
     """One decorator that adds several options, in this order."""
     return lambda command: functools.reduce(lambda body, decorate: decorate(body), reversed(decorators), command)
@@ -125,6 +105,20 @@ def client_certificates() -> access.Access:
     return access.Access(ca_file=ca, cert_file=cert, key_file=key)
 
 
+def _hub_client(hub_url: str | None, token: str | None) -> Any:
+    """The client of the hub; options of a group apply to its commands."""
+    # Importing its types takes 50 ms, which commands without a hub do not need.
+    from watchkeeper.client.hub import Client
+
+    context = click.get_current_context()
+    client = context.find_object(Client)
+    if client is None or hub_url or token:
+        client = Client(hub_url or DEFAULT_URL, token=token, access=client_certificates())
+    context.obj = client
+    return client
+
+
+with_hub = combined("hub", _hub_client, hub_url("URL of the hub.", show_default=DEFAULT_URL), token)
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 # `-` is standard input. A missing file is a usage error.
 FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
@@ -183,11 +177,11 @@ def unmapped_lines(counts: Mapping[str, int]) -> list[str]:
     return [f"Unmapped: {missing} nodes. Set them in the inventory file (`fleet.inventory`)"] if missing else []
 
 
-print_table = tables.print_table
+print_table = terminal.print_table
 
 
 def print_rows(
-    plain: Any, header: Sequence[str], rows: Sequence[Sequence[str]], *, as_json: bool, empty: str = ""
+    plain: Any, header: terminal.Row, rows: Sequence[terminal.Row], *, as_json: bool, empty: str = ""
 ) -> None:
     if as_json:
         print_json(plain)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from operator import attrgetter
 
-from watchkeeper.cli import chart, options, tables
+from watchkeeper.cli import options, terminal
 from watchkeeper.client import answers, reading
 from watchkeeper.kit import durations
 from watchkeeper.readers import table
@@ -38,7 +38,7 @@ def forecast(answer: answers.CapacityForecast, *, width: int) -> Iterator[str]:
     ]
     measured = ((point.time, point.value) for point in past.recent if point.value is not None)
     recent = [(datetime.fromisoformat(time).timestamp(), value) for time, value in measured]
-    yield from chart.draw([*series, ("so far", recent)], width=min(width, 140))
+    yield from terminal.draw_chart([*series, ("so far", recent)], width=min(width, 140))
     yield ""
     yield from _backtest_lines(answer, past)
     yield from (f"Note: {note}." for note in answer.notes or ())
@@ -86,7 +86,7 @@ def now(answer: answers.CapacityNow) -> Iterator[str]:
     rows = [
         [str(number) for number in (fit.gpus, fit.jobs, fit.usable_gpus, fit.stranded_gpus)] for fit in capacity.shapes
     ]
-    yield from tables.format_lines(["GPUs per job", "jobs that fit", "usable GPUs", "stranded GPUs"], rows)
+    yield from terminal.format_lines(["GPUs per job", "jobs that fit", "usable GPUs", "stranded GPUs"], rows)
     if answer.waits:
         yield ""
         rows = []
@@ -94,7 +94,7 @@ def now(answer: answers.CapacityNow) -> Iterator[str]:
             longest, p50, p95 = map(_format_seconds, (wait.longest_seconds, wait.p50_seconds, wait.p95_seconds))
             rows.append([str(wait.gpus), str(wait.waiting), longest, str(wait.started), p50, p95])
         header = ["GPUs per job", "waiting", "longest wait", "started", "p50 wait", "p95 wait"]
-        yield from tables.format_lines(header, rows)
+        yield from terminal.format_lines(header, rows)
     for name, gpus, why in capacity.out_of_service[:MAX_ROWS]:
         yield f"Out of service: {name}, {gpus} GPU{'' if gpus == 1 else 's'}{f': {why}' if why else ''}."
     # Only a hub reports use; only tables report jobs without a node.
@@ -123,7 +123,7 @@ def _use_lines(answer: answers.CapacityNow) -> Iterator[str]:
             [table.escape_cell(change.name)[:40], str(change.gpus), change.fit, change.profile, change.why]
             for change in changes[:MAX_ROWS]
         ]
-        yield from tables.format_lines(["workload", "GPUs", "advice", "MIG profile", "reason"], rows)
+        yield from terminal.format_lines(["workload", "GPUs", "advice", "MIG profile", "reason"], rows)
     for layout in answer.repartition:
         yield (
             f"{layout.workloads} workloads on {layout.model} fit into MIG instances of {layout.gpus_to_cut} GPUs: "
@@ -146,7 +146,7 @@ def whatif(answer: answers.WhatIf) -> Iterator[str]:
         spreads = [run.wait.by_gpus.get(shape, NO_JOBS) for run in (answer.recorded, before, after)]
         rows.append(_whatif_row(shape, *spreads))
     header = ["GPUs per job", "jobs", "mean recorded", "mean before", "mean after", "p95 before", "p95 after"]
-    yield from tables.format_lines(header, rows)
+    yield from terminal.format_lines(header, rows)
     for name, run in (("before", before), ("after", after)):
         if run.never_fits.jobs:
             sizes = ", ".join(f"{size:g}" for size in run.never_fits.gpus)

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from watchkeeper.cli import options, tables
+from watchkeeper.cli import options, terminal
 from watchkeeper.cli.accounting import usage
 from watchkeeper.cli.accounting.capacity import read_text
 from watchkeeper.client import answers, reading
@@ -141,7 +141,7 @@ def _print_report(bill: answers.CostReport, waste: Sequence[answers.WastedHours]
     header = [*names, "GPU-hours", "used", "wasted", *money, "cost"]
     rows = [[*usage.line_labels(line, names), *_format_cells(line, money)] for line in bill.lines]
     rows.append(["total", *[""] * (len(names) - 1), *_format_cells(bill.total, money)])
-    tables.print_table(header, rows, names=len(names))
+    terminal.print_table(header, rows, names=len(names))
     if bill.shared:
         amounts = ", ".join(f"{item} {shared:,.2f}" for item, shared in bill.shared.items())
         click.echo(f"shared cost: {amounts}")
@@ -225,7 +225,7 @@ def budget(hub: Client, month: str | None, zone: Any, policy: str, as_json: bool
     else:
         click.echo(f"{report.month}; {report.currency}")
         header = ["team", "spent", "at month end", "80 % interval", "budget", "state"]
-        tables.print_table(header, [_budget_row(line) for line in report.budgets], names=1)
+        terminal.print_table(header, [_budget_row(line) for line in report.budgets], names=1)
         usage.print_notes(report.notes)
     if any(line.state in OVER_BUDGET for line in report.budgets):
         raise SystemExit(1)

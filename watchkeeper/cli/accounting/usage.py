@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
 
-from watchkeeper.cli import options, tables, times
+from watchkeeper.cli import options, terminal, times
 from watchkeeper.cli.accounting.capacity import GPU_COUNT, pairs_option, read_text
 from watchkeeper.client import answers, reading
 from watchkeeper.client.hub import Client
@@ -142,7 +142,7 @@ def _print_report(answer: answers.UsageReport) -> None:
     header = [*answer.by, *columns, "use", *(["kWh"] if has_energy else [])]
     rows = [[*line_labels(line, answer.by), *_format_cells(line, columns, has_energy=has_energy)] for line in lines]
     rows.append(["total", *[""] * (len(answer.by) - 1), *_format_cells(answer.total, columns, has_energy=has_energy)])
-    tables.print_table(header, rows, names=len(answer.by))
+    terminal.print_table(header, rows, names=len(answer.by))
     print_notes(answer.notes)
 
 

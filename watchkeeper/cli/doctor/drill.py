@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from watchkeeper.cli import options
-from watchkeeper.cli.progress import Progress
+from watchkeeper.cli.terminal import Progress
 
 if TYPE_CHECKING:
     from watchkeeper.client.hub import Client

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from watchkeeper.cli import options, tables, times
+from watchkeeper.cli import options, terminal, times
 from watchkeeper.client import answers
 from watchkeeper.client.hub import Client
 from watchkeeper.kit import wire
@@ -113,7 +113,9 @@ def report_lines(answer: JobReport, *, max_ranks: int = MAX_RANKS) -> list[str]:
     cost = job.cost
     money = "" if cost is None or cost.amount is None else f", {cost.amount:,.2f} {cost.currency}"
     hours = "unknown GPU-hours" if job.gpu_hours is None else f"{job.gpu_hours:,.1f} GPU-hours"
-    allocation = f"{tables.format_count(job.gpus, 'GPU')} on {tables.format_count(job.nodes, 'node')}, {hours}{money}"
+    allocation = (
+        f"{terminal.format_count(job.gpus, 'GPU')} on {terminal.format_count(job.nodes, 'node')}, {hours}{money}"
+    )
     is_waiting = job.state == "pending"
     lines = [
         f"{job.id} ({job.name}): {job.state}" + ("" if is_waiting else f"; {allocation}"),
@@ -193,7 +195,7 @@ def _print_list(lines: Sequence[JobLine], answer: answers.JobList) -> None:
         click.echo(f"{answer.total - len(lines)} more jobs; show them with --limit")
     unmapped = answer.unmapped
     if unmapped["jobs"]:
-        jobs = f"{tables.format_count(unmapped['jobs'], 'job')} with {tables.format_count(unmapped['gpus'], 'GPU')}"
+        jobs = f"{terminal.format_count(unmapped['jobs'], 'job')} with {terminal.format_count(unmapped['gpus'], 'GPU')}"
         click.echo(f"Unmapped: {jobs} without a team. Set it in the inventory file (`fleet.inventory`)")
     _print_problems(answer)
 

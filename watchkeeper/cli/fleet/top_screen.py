@@ -16,16 +16,7 @@ from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Input, Static
 from textual.worker import get_current_worker
 
-from watchkeeper.cli.fleet.top_rows import (
-    HEADER,
-    UNKNOWN,
-    ProgramLine,
-    SortColumn,
-    TopPage,
-    TopRow,
-    TopView,
-    format_cells,
-)
+from watchkeeper.cli.fleet import top_rows
 from watchkeeper.cli.fleet.top_sources import PageSource
 from watchkeeper.client import answers
 from watchkeeper.errors import WatchkeeperError
@@ -60,12 +51,12 @@ class TopApp(App[None]):
     ]
     ENABLE_COMMAND_PALETTE = False
 
-    def __init__(self, source: PageSource, view: TopView, *, interval_seconds: float) -> None:
+    def __init__(self, source: PageSource, view: top_rows.TopView, *, interval_seconds: float) -> None:
         super().__init__()
         self._source = source
         self._interval_seconds = interval_seconds
         self.view = view
-        self.shown: TopPage | None = None
+        self.shown: top_rows.TopPage | None = None
         self._is_reading = False
         self._holder_width = WIDTHS[-1]
 
@@ -78,7 +69,7 @@ class TopApp(App[None]):
 
     def on_mount(self) -> None:
         table = self._table
-        for name, width in zip(HEADER, WIDTHS, strict=True):
+        for name, width in zip(top_rows.HEADER, WIDTHS, strict=True):
             table.add_column(name, key=name, width=width)
         self._resize_last_column(table)
         table.focus()
@@ -117,15 +108,15 @@ class TopApp(App[None]):
         self._read(self.view)
 
     @work(thread=True, exclusive=True)
-    def _read(self, view: TopView) -> None:
+    def _read(self, view: top_rows.TopView) -> None:
         try:
-            page: TopPage | str = self._source.read(view)
+            page: top_rows.TopPage | str = self._source.read(view)
         except WatchkeeperError as error:
             page = str(error)
         if not get_current_worker().is_cancelled:
             self.call_from_thread(self._show_page, page, view)
 
-    def _show_page(self, page: TopPage | str, view: TopView) -> None:
+    def _show_page(self, page: top_rows.TopPage | str, view: top_rows.TopView) -> None:
         self._is_reading = False
         if not self._has_table:
             return
@@ -138,7 +129,7 @@ class TopApp(App[None]):
         if view != replace(self.view, limit=view.limit):
             self.read()
 
-    def _draw(self, page: TopPage, view: TopView) -> None:
+    def _draw(self, page: top_rows.TopPage, view: top_rows.TopView) -> None:
         last = min(view.offset + len(page.rows), page.total)
         order = f"{view.sort}{' reversed' if view.is_reversed else ''}"
         row_range = f"{view.offset + 1 if page.rows else 0:,}–{last:,} of {page.total:,} GPUs"
@@ -152,7 +143,7 @@ class TopApp(App[None]):
         self._update_rows(page.rows)
         self._draw_pane(page)
 
-    def _draw_pane(self, page: TopPage) -> None:
+    def _draw_pane(self, page: top_rows.TopPage) -> None:
         at = self._table.cursor_row
         chosen = page.rows[at] if 0 <= at < len(page.rows) else None
         self.query_one("#below", Static).update(pane_text(page, chosen))
@@ -162,7 +153,7 @@ class TopApp(App[None]):
         if self.shown is not None:
             self._draw_pane(self.shown)
 
-    def _update_rows(self, rows: tuple[TopRow, ...]) -> None:
+    def _update_rows(self, rows: tuple[top_rows.TopRow, ...]) -> None:
         """Update the table cell by cell; the cursor keeps its line."""
         table = self._table
         while table.row_count > len(rows):
@@ -172,12 +163,12 @@ class TopApp(App[None]):
             if at >= table.row_count:
                 table.add_row(*texts, key=f"row {at}")
                 continue
-            for name, text in zip(HEADER, texts, strict=True):
+            for name, text in zip(top_rows.HEADER, texts, strict=True):
                 if table.get_cell(f"row {at}", name) != text:
                     table.update_cell(f"row {at}", name, text)
 
     def action_sort(self) -> None:
-        names = list(SortColumn)
+        names = list(top_rows.SortColumn)
         self._change_view(sort=names[(names.index(self.view.sort) + 1) % len(names)])
 
     def action_reverse(self) -> None:
@@ -218,12 +209,12 @@ class TopApp(App[None]):
         self.read()
 
 
-def style_cells(row: TopRow, holder_width: int) -> tuple[Text, ...]:
-    *shown, holder = format_cells(row)
+def style_cells(row: top_rows.TopRow, holder_width: int) -> tuple[Text, ...]:
+    *shown, holder = top_rows.format_cells(row)
     texts = [Text(text, overflow="ellipsis", no_wrap=True) for text in (*shown, shorten_middle(holder, holder_width))]
     for text in texts[1:5]:
         text.justify = "right"
-        if text.plain == UNKNOWN:
+        if text.plain == top_rows.UNKNOWN:
             text.stylize("dim")
     if row.celsius is not None and row.celsius >= HOT_CELSIUS:
         texts[3].stylize("yellow")
@@ -241,7 +232,7 @@ def shorten_middle(text: str, width: int) -> str:
     return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
 
 
-def pane_text(page: TopPage, chosen: TopRow | None) -> Text:
+def pane_text(page: top_rows.TopPage, chosen: top_rows.TopRow | None) -> Text:
     lines = [*map(_incident_line, page.incidents), *map(_program_line, page.programs)]
     if len(lines) > MAX_PANE_LINES:
         omitted = len(lines) - MAX_PANE_LINES + 1
@@ -259,7 +250,7 @@ def _incident_line(card: answers.IncidentCard) -> Text:
     return line.append(f"{card.id:<9}{card.title}", style="default not bold")
 
 
-def _program_line(program: ProgramLine) -> Text:
+def _program_line(program: top_rows.ProgramLine) -> Text:
     busy = "" if program.busy_percent is None else f"  {program.busy_percent}%"
     details = "  ".join(part for part in (program.user, program.command, program.workload) if part)
     return Text(f"gpu {program.gpu:<3} pid {program.pid:<8} {details}{busy}")

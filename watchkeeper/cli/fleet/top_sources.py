@@ -18,16 +18,7 @@ from watchkeeper.agent import node_facts
 from watchkeeper.agent.attribution import node_holders
 from watchkeeper.agent.gpus.gpu_samples import GpuSample
 from watchkeeper.agent.gpus.sampler import Sampler
-from watchkeeper.cli.fleet.top_rows import (
-    ProgramLine,
-    SortColumn,
-    TopPage,
-    TopRow,
-    TopView,
-    matches_filter,
-    page_rows,
-    sort_rows,
-)
+from watchkeeper.cli.fleet import top_rows
 from watchkeeper.client import answers
 from watchkeeper.client.hub import Client
 from watchkeeper.kit import own_metrics
@@ -48,10 +39,10 @@ METRICS = {
     "DCGM_FI_DEV_POWER_USAGE": "watts",
 }
 RANKED_BY = {
-    SortColumn.UTIL: "DCGM_FI_DEV_GPU_UTIL",
-    SortColumn.MEMORY: "DCGM_FI_DEV_FB_USED",
-    SortColumn.TEMP: "DCGM_FI_DEV_GPU_TEMP",
-    SortColumn.POWER: "DCGM_FI_DEV_POWER_USAGE",
+    top_rows.SortColumn.UTIL: "DCGM_FI_DEV_GPU_UTIL",
+    top_rows.SortColumn.MEMORY: "DCGM_FI_DEV_FB_USED",
+    top_rows.SortColumn.TEMP: "DCGM_FI_DEV_GPU_TEMP",
+    top_rows.SortColumn.POWER: "DCGM_FI_DEV_POWER_USAGE",
 }
 SEVERITIES = ("critical", "warning", "info")
 
@@ -59,23 +50,23 @@ SEVERITIES = ("critical", "warning", "info")
 class PageSource(Protocol):
     """Reads pages; called from one thread at a time."""
 
-    def read(self, view: TopView) -> TopPage: ...
+    def read(self, view: top_rows.TopView) -> top_rows.TopPage: ...
 
 
 class HubSource:
     def __init__(self, hub: Client) -> None:
         self._hub = hub
-        self._gpus: dict[str, TopRow] = {}
+        self._gpus: dict[str, top_rows.TopRow] = {}
         self._read_at = float("-inf")
 
-    def read(self, view: TopView) -> TopPage:
+    def read(self, view: top_rows.TopView) -> top_rows.TopPage:
         cards, status = self._hub.incidents(), self._hub.status()
         if time.monotonic() - self._read_at >= INVENTORY_SECONDS:
             self._read_inventory()
         gpus = _add_problems(self._gpus.values(), cards)
-        matching = {row.uuid: row for row in gpus if matches_filter(row, view.text)}
+        matching = {row.uuid: row for row in gpus if top_rows.matches_filter(row, view.text)}
         page, notes = self._select_page(matching, view)
-        return TopPage(
+        return top_rows.TopPage(
             f"hub {status.cluster}",
             tuple(self._with_readings(page)),
             len(matching),
@@ -88,20 +79,22 @@ class HubSource:
         inventory = self._hub.fleet()
         holders = inventory.workloads or {}
         self._gpus = {
-            gpu.uuid: TopRow(gpu.uuid, node.name, gpu.index, gpu.model or "", holders.get(gpu.uuid, ""))
+            gpu.uuid: top_rows.TopRow(gpu.uuid, node.name, gpu.index, gpu.model or "", holders.get(gpu.uuid, ""))
             for node in inventory.nodes
             for gpu in node.gpus
             if gpu is not None
         }
         self._read_at = time.monotonic()
 
-    def _select_page(self, matching: Mapping[str, TopRow], view: TopView) -> tuple[list[TopRow], list[str]]:
+    def _select_page(
+        self, matching: Mapping[str, top_rows.TopRow], view: top_rows.TopView
+    ) -> tuple[list[top_rows.TopRow], list[str]]:
         """The rows of the page, without readings, and notes."""
         metric = RANKED_BY.get(view.sort)
         if metric is None:
-            return list(page_rows(sort_rows(matching.values(), view), view)), []
+            return list(top_rows.page_rows(top_rows.sort_rows(matching.values(), view), view)), []
         if view.text and len(matching) <= MAX_QUERIED_GPUS:
-            return list(page_rows(sort_rows(self._with_readings(matching.values()), view), view)), []
+            return list(top_rows.page_rows(top_rows.sort_rows(self._with_readings(matching.values()), view), view)), []
         count = view.offset + view.limit if not view.text else MAX_RANKED_GPUS
         function = "bottomk" if view.is_reversed else "topk"
         # Only the UUID: the other labels of thousands of series are many bytes.
@@ -111,10 +104,10 @@ class HubSource:
         if len(ordered) < count and not view.text:
             # GPUs without a reading come last.
             silent = matching.keys() - {row.uuid for row in ordered}
-            ordered += sort_rows((matching[uuid] for uuid in silent), TopView())
-        return list(page_rows(ordered, view)), notes
+            ordered += top_rows.sort_rows((matching[uuid] for uuid in silent), top_rows.TopView())
+        return list(top_rows.page_rows(ordered, view)), notes
 
-    def _with_readings(self, rows: Iterable[TopRow]) -> list[TopRow]:
+    def _with_readings(self, rows: Iterable[top_rows.TopRow]) -> list[top_rows.TopRow]:
         rows_by_uuid = {row.uuid: row for row in rows}
         if not rows_by_uuid:
             return []
@@ -139,24 +132,24 @@ class LocalSource:
     def close(self) -> None:
         self._loop.close()
 
-    def read(self, view: TopView) -> TopPage:
+    def read(self, view: top_rows.TopView) -> top_rows.TopPage:
         self._loop.run_until_complete(self._holders.refresh(self._sampler))
         gpus, faults = self._sampler.snapshot().gpus, self._sampler.faults()
         rows = [
             self._row(gpu, [fault.cause for fault in faults if fault.place.gpu == gpu.identity["uuid"]]) for gpu in gpus
         ]
-        matching = [row for row in rows if matches_filter(row, view.text)]
+        matching = [row for row in rows if top_rows.matches_filter(row, view.text)]
         # A GPU that was lost before the first reading has no row.
         shown_uuids = {row.uuid for row in rows}
         notes = tuple(f"{fault.cause}: {fault.evidence}" for fault in faults if fault.place.gpu not in shown_uuids)
         programs = tuple(line for gpu in gpus for line in self._programs(gpu))
-        shown = page_rows(sort_rows(matching, view), view)
-        return TopPage(self._node, shown, len(matching), programs, notes=notes, has_problem=bool(faults))
+        shown = top_rows.page_rows(top_rows.sort_rows(matching, view), view)
+        return top_rows.TopPage(self._node, shown, len(matching), programs, notes=notes, has_problem=bool(faults))
 
-    def _row(self, gpu: GpuSample, causes: list[str]) -> TopRow:
+    def _row(self, gpu: GpuSample, causes: list[str]) -> top_rows.TopRow:
         uuid, model = gpu.identity["uuid"], gpu.identity["model"]
         holder = ", ".join(dict.fromkeys(str(holding.workload) for holding in self._holdings(gpu)))
-        row = TopRow(uuid, self._node, gpu.index, model, holder, problem=", ".join(causes))
+        row = top_rows.TopRow(uuid, self._node, gpu.index, model, holder, problem=", ".join(causes))
         readings: dict[str, float] = {}
         # Stale readings of a GPU that does not answer are not shown.
         for name, field in METRICS.items() if not causes and Cadence.FAST in gpu.read_at else ():
@@ -168,7 +161,7 @@ class LocalSource:
         current = self._holders.current.get(gpu.identity["uuid"])
         return () if current is None else current.holdings
 
-    def _programs(self, gpu: GpuSample) -> Iterable[ProgramLine]:
+    def _programs(self, gpu: GpuSample) -> Iterable[top_rows.ProgramLine]:
         holdings = self._holdings(gpu)
         for program in gpu.programs or ():
             facts = proc_programs.read(self._roots.proc, program.pid, self._users)
@@ -176,10 +169,12 @@ class LocalSource:
             instance = None if program.instance_id is None else str(program.instance_id)
             names = {str(holding.workload) for holding in holdings if holding.slice == instance} - {facts.command}
             workload = facts.slurm_job or (", ".join(sorted(names)) if len(names) == 1 else "")
-            yield ProgramLine(gpu.index, program.pid, facts.user, facts.command, workload, program.busy_percent)
+            yield top_rows.ProgramLine(
+                gpu.index, program.pid, facts.user, facts.command, workload, program.busy_percent
+            )
 
 
-def _with_values(row: TopRow, readings: Mapping[str, float]) -> TopRow:
+def _with_values(row: top_rows.TopRow, readings: Mapping[str, float]) -> top_rows.TopRow:
     used, free = readings.get("memory_used_mib"), readings.get("free")
     return replace(
         row,
@@ -191,7 +186,7 @@ def _with_values(row: TopRow, readings: Mapping[str, float]) -> TopRow:
     )
 
 
-def _add_problems(rows: Iterable[TopRow], cards: Iterable[answers.IncidentCard]) -> list[TopRow]:
+def _add_problems(rows: Iterable[top_rows.TopRow], cards: Iterable[answers.IncidentCard]) -> list[top_rows.TopRow]:
     """Rows with the cause of the most severe open incident of the GPU or its node."""
     at_gpu: dict[str, str] = {}
     at_node: dict[str, str] = {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import click
 
-from watchkeeper.cli import options, tables
+from watchkeeper.cli import options, terminal
 from watchkeeper.client import answers
 from watchkeeper.client.hub import Client
 
@@ -75,7 +75,7 @@ def build_tree(answer: answers.Topology, detail: TreeDetail) -> list[TreeBranch]
     tree += [_switch_branch(switch) for switch in switches if detail.everything or switch.state not in FOLDED_STATES]
     for state in () if detail.everything else FOLDED_STATES:
         if count := sum(switch.state == state for switch in switches):
-            tree.append(TreeBranch(f"{tables.format_count(count, 'switch', 'switches')} {state}", state))
+            tree.append(TreeBranch(f"{terminal.format_count(count, 'switch', 'switches')} {state}", state))
     return tree if answer.fabric is None else [*tree, *_unlisted_branches(answer.fabric)]
 
 
@@ -83,22 +83,22 @@ def _unlisted_branches(fabric: answers.SweepStatus) -> Iterator[TreeBranch]:
     """Hosts that only the fabric reports: they are not in the inventory, so they have no rack."""
     if hosts := fabric.unlisted_hosts:
         names = ", ".join(hosts[:MAX_HOSTS]) + (", …" if len(hosts) > MAX_HOSTS else "")
-        text = f"{tables.format_count(len(hosts), 'host')} of the fabric not in the inventory: {names}"
+        text = f"{terminal.format_count(len(hosts), 'host')} of the fabric not in the inventory: {names}"
         yield TreeBranch(text, "unknown")
     if unnamed := fabric.unnamed_hosts:
-        yield TreeBranch(f"{tables.format_count(unnamed, 'adapter')} of the fabric without a host name", "unknown")
+        yield TreeBranch(f"{terminal.format_count(unnamed, 'adapter')} of the fabric without a host name", "unknown")
 
 
 def _format_heading(answer: answers.Topology, nodes: Sequence[answers.TopologyNode]) -> str:
     counts = {"rack": len(answer.racks), "node": len(nodes), "GPU": sum(len(node.gpus) for node in nodes)}
-    parts = ", ".join(tables.format_count(count, noun) for noun, count in counts.items())
+    parts = ", ".join(terminal.format_count(count, noun) for noun, count in counts.items())
     unhealthy = sum(node.state != "healthy" for node in nodes)
-    verdict = "all healthy" if not unhealthy else f"{tables.format_count(unhealthy, 'node')} not healthy"
+    verdict = "all healthy" if not unhealthy else f"{terminal.format_count(unhealthy, 'node')} not healthy"
     text = f"{answer.cluster}: {parts}; {verdict if nodes else 'no nodes'}"
     fabric = answer.fabric
     if fabric is None:
         return text
-    links = f"{tables.format_count(fabric.links, 'link')}, {fabric.links_down} down"
+    links = f"{terminal.format_count(fabric.links, 'link')}, {fabric.links_down} down"
     fabric_text = f"fabric by {fabric.source}: {links}" if fabric.source else "fabric not read"
     return f"{text}; {fabric_text}" + (f" – {fabric.problem}" if fabric.problem else "")
 
@@ -125,7 +125,7 @@ def _leaf_branch(leaf: answers.TopologyLeaf, detail: TreeDetail) -> TreeBranch:
     if everything or (detail.nodes and len(healthy) <= MAX_NODES):
         branch.children += [_node_branch(node, everything=everything) for node in healthy]
     elif healthy and unhealthy:
-        branch.children.append(TreeBranch(f"{tables.format_count(len(healthy), 'node')} healthy", "healthy"))
+        branch.children.append(TreeBranch(f"{terminal.format_count(len(healthy), 'node')} healthy", "healthy"))
     return branch
 
 
@@ -144,7 +144,7 @@ def _node_branch(node: answers.TopologyNode, *, everything: bool) -> TreeBranch:
             parts = ("gpu ?" if gpu.index is None else f"gpu {gpu.index}", gpu.state, gpu.uuid, gpu.why)
             branch.children.append(TreeBranch(" · ".join(filter(None, parts)), gpu.state))
     if unnamed_gpus := [gpu for gpu in shown if gpu.uuid is None]:
-        text = f"{tables.format_count(len(unnamed_gpus), 'gpu')} · {unnamed_gpus[0].state} · {unnamed_gpus[0].why}"
+        text = f"{terminal.format_count(len(unnamed_gpus), 'gpu')} · {unnamed_gpus[0].state} · {unnamed_gpus[0].why}"
         branch.children.append(TreeBranch(text, unnamed_gpus[0].state))
     branch.children += [_link_branch(link) for link in links if everything or link.state != "healthy"]
     return branch
@@ -158,23 +158,23 @@ def _link_branch(link: answers.TopologyLink) -> TreeBranch:
 
 
 def _switch_branch(switch: answers.TopologySwitch) -> TreeBranch:
-    links = tables.format_count(switch.links, "link")
+    links = terminal.format_count(switch.links, "link")
     text = f"{switch.role} switch {switch.name} · {switch.state} · {links}"
     return TreeBranch(text, switch.state, _reason_branches(switch.trouble))
 
 
 def _summarise_nodes(nodes: Sequence[answers.TopologyNode]) -> str:
-    unhealthy, count = sum(node.state != "healthy" for node in nodes), tables.format_count(len(nodes), "node")
-    gpus = tables.format_count(sum(len(node.gpus) for node in nodes), "GPU")
+    unhealthy, count = sum(node.state != "healthy" for node in nodes), terminal.format_count(len(nodes), "node")
+    gpus = terminal.format_count(sum(len(node.gpus) for node in nodes), "GPU")
     return f"{unhealthy} of {count} not healthy" if unhealthy else f"{count} healthy · {gpus}"
 
 
 def _summarise_parts(parts: Sequence[answers.TopologyGpu | answers.TopologyLink], word: str) -> str:
     states = {part.state for part in parts} or {"healthy"}
     if len(states) == 1:
-        return f"{tables.format_count(len(parts), word)} {states.pop()}"
+        return f"{terminal.format_count(len(parts), word)} {states.pop()}"
     unhealthy = sum(part.state != "healthy" for part in parts)
-    return f"{unhealthy} of {tables.format_count(len(parts), word)} not healthy"
+    return f"{unhealthy} of {terminal.format_count(len(parts), word)} not healthy"
 
 
 def _reason_branches(why: Iterable[str]) -> list[TreeBranch]:

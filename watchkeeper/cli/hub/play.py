@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from watchkeeper.cli import options, processes
-from watchkeeper.cli.progress import Progress
+from watchkeeper.cli.terminal import Progress
 from watchkeeper.kit import clock, wire
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from watchkeeper.cli import chart, options, times
+from watchkeeper.cli import options, terminal, times
 from watchkeeper.client.hub import Client
 from watchkeeper.kit import durations
 from watchkeeper.model.labels import Labels
@@ -64,7 +64,7 @@ def command(hub: Client, expr: str, at: str | None, start: str | None, as_json: 
         click.echo("No series match.")
     elif start and (sys.stdout.isatty() if as_chart is None else as_chart):
         shared, series = split_labels(answer)
-        lines = chart.draw(series, width=shutil.get_terminal_size().columns)
+        lines = terminal.draw_chart(series, width=shutil.get_terminal_size().columns)
         click.echo("\n".join([*lines, *([f"  all: {shared}"] if shared else [])]))
     else:
         options.print_table(header, rows)

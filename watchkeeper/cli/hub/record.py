@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from watchkeeper.cli import options, times
-from watchkeeper.cli.progress import Progress
+from watchkeeper.cli.terminal import Progress
 from watchkeeper.client.hub import Client
 from watchkeeper.kit import wire
 

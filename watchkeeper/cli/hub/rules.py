@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from watchkeeper.cli import options, times
-from watchkeeper.cli.progress import Progress
+from watchkeeper.cli.terminal import Progress
 from watchkeeper.client.hub import Client
 from watchkeeper.kit import clock, durations, wire
 

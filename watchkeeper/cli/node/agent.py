@@ -19,7 +19,7 @@ from watchkeeper.client.address import DEFAULT_URL
 from watchkeeper.kit import clock, logs
 from watchkeeper.net import access
 
-LISTEN = f"127.0.0.1:{agent_server.PORT}"
+LISTEN, INTERVAL = f"127.0.0.1:{agent_server.PORT}", click.FloatRange(0.1, 60)
 # Everything is closed by then, but a thread that reads a file of a hung driver may never end.
 EXIT_AFTER_SECONDS = 2.0
 
@@ -45,7 +45,7 @@ EXIT_AFTER_SECONDS = 2.0
 @path_option("--tls-cert", "certificate", help="Certificate for serving HTTPS.")
 @path_option("--tls-key", "key", help="Private key of --tls-cert.")
 @path_option("--counters", help="Counters file of dcgm-exporter that selects the exported fields.")
-@click.option("--interval", type=click.FloatRange(0.1, 60), default=1.0, help="Seconds between readings of a GPU.")
+@click.option("--interval", "interval_seconds", type=INTERVAL, default=1.0, help="Seconds between readings of a GPU.")
 @click.option(
     "--attribution",
     "holder_display",
@@ -100,7 +100,6 @@ def build_settings(
     hub_url: str,
     no_hub: bool,
     host_root: Path,
-    interval: float,
     no_gpus: bool,
     address: str,
     socket: Path | None,
@@ -128,7 +127,6 @@ def build_settings(
         hub_url=None if no_hub else hub_url,
         hub_access=access.Access(ca_file=str(hub_ca or ""), cert_file=str(hub_cert or ""), key_file=str(hub_key or "")),
         roots=node_facts.Roots(host_root / "proc", host_root / "sys", host_root),
-        interval_seconds=interval,
         reads_gpus=not no_gpus,
         listen=listen,
         holder_settings=node_holders.HolderSettings(display, job_files, slurm_node),

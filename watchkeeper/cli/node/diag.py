@@ -18,7 +18,7 @@ from watchkeeper.agent import diag_page, node_facts
 from watchkeeper.cli.node import diag_fabric
 from watchkeeper.cli.node.gpu_choice import with_gpus
 from watchkeeper.cli.options import FullHelpGroup, as_json, busy_ok, expected_gpus, print_result, python, spool
-from watchkeeper.cli.progress import Progress
+from watchkeeper.cli.terminal import Progress
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import clock, durations, logs, wire
 from watchkeeper.model import diag

@@ -15,7 +15,7 @@ import click
 
 from watchkeeper.cli import options
 from watchkeeper.cli.node import agent_order
-from watchkeeper.cli.progress import Progress
+from watchkeeper.cli.terminal import Progress
 from watchkeeper.client.hub import Client
 from watchkeeper.errors import HubError
 from watchkeeper.kit import logs, wire

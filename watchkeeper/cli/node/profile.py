@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from watchkeeper.catalogue.gpu_models import GpuModel, gpu_models
+from watchkeeper.catalogue.gpu_models import gpu_models
 from watchkeeper.cli.options import EXIT_UNKNOWN, Duration, FullHelpGroup, as_json, print_json, print_table
-from watchkeeper.cli.progress import Progress
+from watchkeeper.cli.terminal import Progress
 from watchkeeper.probe.profile import recorder, recording, report, report_page, report_text, runner, segments, verdict
 
 RECORDING = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -41,16 +41,6 @@ class ProfileGroup(FullHelpGroup):
         return super().resolve_command(ctx, args)
 
 
-def _find_model(name: str | None) -> GpuModel | None:
-    if name is None:
-        return None
-    model = verdict.find_model(name)
-    if model is None:
-        known_models = ", ".join(gpu_models())
-        raise click.UsageError(f"--model {name}: unknown model; known models are {known_models}")
-    return model
-
-
 @click.group("profile", cls=ProfileGroup, invoke_without_command=True, subcommand_metavar="[-- CMD… | classify FILE]")
 @click.option("--pid", type=click.IntRange(1), help="Record this running process and its child processes.")
 @click.option("--for", "seconds", type=Duration(), help="Record this long, for example 60s; CMD keeps running.")
@@ -61,17 +51,7 @@ def _find_model(name: str | None) -> GpuModel | None:
 @click.option("--output", type=FOLDER, help="Folder for recording and report.  [default: profile-DATE-TIME]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; the output of CMD then goes to standard error.")
 @click.pass_context
-def command(
-    ctx: click.Context,
-    pid: int | None,
-    seconds: float | None,
-    rate: float,
-    gpus: str | None,
-    kind: str | None,
-    baseline: Path | None,
-    output: Path | None,
-    as_json: bool,
-) -> None:
+def command(ctx: click.Context, /, pid: int | None, seconds: float | None, as_json: bool, **params: Any) -> None:
     """Record GPUs while a workload runs, then report its bottleneck and what to change first.
 
     watchkeeper profile -- python train.py     run a program; it keeps its input, output, signals and exit code
@@ -94,14 +74,16 @@ def command(
         raise click.UsageError("use either a workload after `--` or --pid")
     if workload is None and pid is None and seconds is None:
         raise click.UsageError("nothing to record: use `-- CMD`, `--pid PID`, or `--for 60s` for all workloads here")
-    baseline_recording = None if baseline is None else recording.read_recording(baseline)
-    request = runner.RecordingRequest(1 / rate, workload, pid, seconds, _parse_indices(gpus), not as_json)
+    if params["baseline"] is not None:
+        params["baseline"] = recording.read_recording(params["baseline"])
+    gpus, rate = _parse_indices(params.pop("gpus")), params.pop("rate")
+    request = runner.RecordingRequest(1 / rate, workload, pid, seconds, gpus, not as_json)
     try:
         recorded = runner.run(request, RecordingStatus(Progress()))
     except recorder.NoGpuError as error:
         click.echo(f"watchkeeper: {error}", err=True)
         sys.exit(EXIT_UNKNOWN)
-    _print_report(recorded, workload, kind=kind, baseline_recording=baseline_recording, output=output, as_json=as_json)
+    _print_report(recorded, workload, as_json=as_json, **params)
     sys.exit(runner.wait_for_exit(recorded))
 
 
@@ -125,13 +107,7 @@ class RecordingStatus:
 
 
 def _print_report(
-    recorded: runner.RecordedWorkload,
-    workload: list[str] | None,
-    *,
-    kind: str | None,
-    baseline_recording: recording.Recording | None,
-    output: Path | None,
-    as_json: bool,
+    recorded: runner.RecordedWorkload, workload: list[str] | None, *, output: Path | None, as_json: bool, **about: Any
 ) -> None:
     Progress().clear()
     for problem in recorded.problems:
@@ -141,9 +117,7 @@ def _print_report(
         click.echo(f"watchkeeper: no data: {notes}", err=True)
         return
     used_gpus = {str(index) for index in recorded.used_gpus}
-    profile_report = report.build_report(
-        recorded.recording, used_gpus=used_gpus, kind=kind, command=workload, baseline=baseline_recording
-    )
+    profile_report = report.build_report(recorded.recording, used_gpus=used_gpus, command=workload, **about)
     folder = output or Path(time.strftime("profile-%Y%m%d-%H%M%S"))
     files = _write_files(profile_report, recorded.recording, folder=folder, workload=workload)
     if as_json:
@@ -165,13 +139,11 @@ def _write_files(
         title = f"{shlex.join(workload) if workload else 'profile'} · {time.strftime('%Y-%m-%d %H:%M')}"
         page, json_file = folder / "report.html", folder / "report.json"
         page.write_text(report_page.render_page(profile_report, recorded, title=title), encoding="utf-8")
-        json_file.write_text(
-            json.dumps(report.report_as_json(profile_report), indent=2, ensure_ascii=False), encoding="utf-8"
-        )
+        plain = report.report_as_json(profile_report)
+        json_file.write_text(json.dumps(plain, indent=2, ensure_ascii=False), encoding="utf-8")
     except OSError as error:
-        raise click.ClickException(
-            f"{folder}: cannot be written: {error.strerror}; choose another folder with --output"
-        ) from error
+        problem = f"{folder}: cannot be written: {error.strerror}"
+        raise click.ClickException(f"{problem}; choose another folder with --output") from error
     return saved, page, json_file
 
 
@@ -196,7 +168,9 @@ def classify(file: Path, model_name: str | None, as_json: bool) -> None:
 
     Each label is a segment; rows labelled `gap` belong to none. Without labels, segments end where values change.
     """
-    model = _find_model(model_name)
+    model = None if model_name is None else verdict.find_model(model_name)
+    if model_name is not None and model is None:
+        raise click.UsageError(f"--model {model_name}: unknown model; known models are {', '.join(gpu_models())}")
     is_stdin = str(file) == "-"
     recorded = recording.read_text(sys.stdin.read(), where="stdin") if is_stdin else recording.read_recording(file)
     judged = segments.judge_recording(recorded, model)

@@ -1,12 +1,15 @@
-"""Tables: bold heads, colours and folded cells on a terminal; one line per row, never truncated, in a pipe.
+"""Output on a terminal: tables with bold heads, colours and folded cells, charts of ASCII characters, a progress line.
 
-Commands print rows with `options.print_table`, which calls this. Whole lines in a pipe suit grep and awk.
+In a pipe a row is one line and never truncated, for grep and awk. Commands print rows with `options.print_table`.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from time import monotonic
 from typing import Literal
 
 import click
@@ -22,6 +25,14 @@ STYLES = {
 MAX_FIXED_WIDTH, MIN_FOLDED_WIDTH = 20, 12
 GAP = 2
 STYLE_OF = {word: style for style, words in STYLES.items() for word in words.split(", ")}
+MARKS = "*o+x#@%&"
+AXIS_WIDTH = 11
+MIN_WIDTH, HEIGHT = 40, 15
+# Time in seconds, value.
+Points = Sequence[tuple[float, float]]
+ERASE = "\r\x1b[K"
+
+Row = Sequence[str]
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, names: int | None = None) -> None:
@@ -96,3 +107,71 @@ def fit_widths(natural_widths: Sequence[int], total_width: int) -> list[int] | N
         width if width <= MAX_FIXED_WIDTH else MIN_FOLDED_WIDTH + int((width - MIN_FOLDED_WIDTH) * share)
         for width in natural_widths
     ]
+
+
+def draw_chart(series: Sequence[tuple[str, Points]], *, width: int, height: int = HEIGHT) -> list[str]:
+    """Draw the first eight series: the chart, the time axis and a legend, as lines of text."""
+    shown = [(name, [(at, value) for at, value in points if math.isfinite(value)]) for name, points in series]
+    shown = [(name, points) for name, points in shown if points][: len(MARKS)]
+    if not shown:
+        return ["Nothing to draw: no point is a finite number."]
+    columns = max(MIN_WIDTH, width) - AXIS_WIDTH - 2
+    times = [at for _, points in shown for at, _ in points]
+    values = [value for _, points in shown for _, value in points]
+    left, right, low, high = min(times), max(times), min(values), max(values)
+    cells = [[" "] * columns for _ in range(height)]
+    for mark, (_, points) in zip(MARKS, shown, strict=False):
+        for at, value in points:
+            column = _scale(at, left, right, steps=columns)
+            row = height - 1 - _scale(value, low, high, steps=height)
+            cells[row][column] = mark
+    lines = [
+        f"{_axis_label(row, low, high, height=height):>{AXIS_WIDTH}} |{''.join(cells[row])}".rstrip()
+        for row in range(height)
+    ]
+    lines += [" " * AXIS_WIDTH + " +" + "-" * columns, _time_axis(left, right, columns=columns)]
+    lines += [f"  {mark} {name[: max(MIN_WIDTH, width) - 4]}" for mark, (name, _) in zip(MARKS, shown, strict=False)]
+    omitted = len(series) - len(shown)
+    return [*lines, f"  and {omitted} more series, not drawn"] if omitted else lines
+
+
+def _scale(value: float, low: float, high: float, *, steps: int) -> int:
+    if high <= low:
+        return steps // 2
+    return min(steps - 1, int((value - low) / (high - low) * steps))
+
+
+def _axis_label(row: int, low: float, high: float, *, height: int) -> str:
+    """The value at the top, middle and bottom row; empty for other rows."""
+    if high <= low:
+        return f"{low:.4g}" if row == height - 1 - height // 2 else ""
+    if row not in (0, height // 2, height - 1):
+        return ""
+    return f"{high - (high - low) * row / (height - 1):.4g}"
+
+
+def _time_axis(left: float, right: float, *, columns: int) -> str:
+    form = "%H:%M:%S" if right - left < 86_400 else "%m-%d %H:%M"
+    first, last = (datetime.fromtimestamp(at, UTC).strftime(form) for at in (left, right))
+    day = datetime.fromtimestamp(left, UTC).strftime("%Y-%m-%d UTC")
+    width = max(1, columns - len(first) - len(last))
+    return " " * (AXIS_WIDTH + 2) + first + (day if len(day) + 2 <= width else "").center(width) + last
+
+
+class Progress:
+    """One line on a terminal, which `update` replaces; elsewhere silent, or a line per `log_seconds`."""
+
+    def __init__(self, *, log_seconds: float = float("inf")) -> None:
+        self.is_terminal = sys.stderr.isatty()
+        self._log_seconds, self._logged_at = log_seconds, monotonic()
+
+    def update(self, text: str) -> None:
+        if self.is_terminal:
+            click.echo(f"{ERASE}{text}", err=True, nl=False)
+        elif monotonic() - self._logged_at >= self._log_seconds:
+            self._logged_at = monotonic()
+            click.echo(text, err=True)
+
+    def clear(self) -> None:
+        if self.is_terminal:
+            click.echo(ERASE, err=True, nl=False)

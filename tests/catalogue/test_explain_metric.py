@@ -26,6 +26,15 @@ def test_the_new_name_of_a_field_leads_to_the_same_row() -> None:
     assert metrics.lookup(row.newer_name) == row
 
 
+def test_every_field_id_leads_to_its_metric() -> None:
+    output = CliRunner().invoke(watchkeeper, ["explain", "metric", "155"]).output
+    assert "DCGM_FI_DEV_POWER_USAGE" in output
+    assert "field id      155" in output
+    fields = {row["field_id"]: row["name"] for row in pack.load(metrics.FIELDS, dict)}
+    rows = {field_id: metrics.lookup(field_id) for field_id in fields}
+    assert {field_id: row and row.name for field_id, row in rows.items()} == fields
+
+
 def test_an_unknown_name_is_wrong_use_and_gets_close_ones() -> None:
     result = CliRunner().invoke(watchkeeper, ["explain", "metric", "GPU_TEMP_NOW"])
     assert result.exit_code == 2

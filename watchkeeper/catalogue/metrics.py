@@ -18,10 +18,11 @@ CLOSE_NAMES = 5
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
-    """One metric; bands, cannot_tell and look_next are empty without an entry in the guide."""
+    """One metric; bands, cannot_tell and look_next are empty without an entry in the guide, field_id outside DCGM."""
 
     name: str
     newer_name: str
+    field_id: str
     unit: str
     type: str
     meaning: str
@@ -32,6 +33,7 @@ class MetricRow:
 
 
 def lookup(name: str) -> MetricRow | None:
+    """The row of a metric by its old or new name, ignoring case, or by DCGM's field id."""
     return _by_name().get(name.upper())
 
 
@@ -55,6 +57,7 @@ def _by_name() -> dict[str, MetricRow]:
     for cells in pack.load(FIELDS, dict):
         row = _row(cells, guide.pop(cells["name"], {}))
         rows[row.name] = row
+        rows.setdefault(cells["field_id"], row)
         if row.newer_name:
             rows.setdefault(row.newer_name, row)
     for name, cells in guide.items():
@@ -66,6 +69,7 @@ def _row(cells: Mapping[str, str], guide: Mapping[str, str]) -> MetricRow:
     return MetricRow(
         name=cells.get("name") or guide["name"],
         newer_name=cells.get("name_from_4_6", ""),
+        field_id=cells.get("field_id", ""),
         unit=cells.get("unit") or guide.get("unit", ""),
         type=cells.get("prom_type") or guide.get("type", ""),
         meaning=cells.get("description") or pack.required(guide.get("meaning", "")),

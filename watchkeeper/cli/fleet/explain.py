@@ -142,7 +142,7 @@ def _xid_texts(row: xid.XidRow) -> dict[str, str]:
 @click.argument("name")
 @options.as_json
 def explain_metric(name: str, as_json: bool) -> None:
-    """Explain the metric NAME: meaning, unit, typical values, what it cannot show, and what to check next."""
+    """Explain a metric by its NAME or DCGM field id: meaning, unit, typical values, limits, and what to check next."""
     row = metrics.lookup(name)
     if row is None:
         similar = ", ".join(metrics.similar_names(name))
@@ -151,6 +151,7 @@ def explain_metric(name: str, as_json: bool) -> None:
         "unit": row.unit,
         "type": row.type,
         "newer name": row.newer_name,
+        "field id": row.field_id,
         "values": row.bands,
         "cannot show": row.cannot_tell,
         "check next": row.look_next,

@@ -64,10 +64,9 @@ class PlaceContext:
         return sum(len(rows) for rows in self.series.values())
 
     def rows(self, metric: str, **label_values: str) -> list[tuple[Labels, float]]:
-        rows = self.series.get(metric, ())
         return [
             (labels, value)
-            for labels, value in rows
+            for labels, value in self.series.get(metric, ())
             if all(labels.get(name) == text for name, text in label_values.items())
         ]
 
@@ -148,11 +147,9 @@ def _node_context(queries: PlaceQueries) -> PlaceContext:
     )
     series = _group_by_name(node_rows)
     domain = next((labels for labels, _ in series.get("watchkeeper_node_info", ())), None)
-    peers = None
-    for kind in ("rack", "leaf"):
-        if domain is not None and domain.get(kind):
-            peers = _peer_temperatures(queries, kind, domain.get(kind, ""))
-            break
+    kinds = (kind for kind in ("rack", "leaf") if domain is not None and domain.get(kind))
+    kind = next(kinds, None)
+    peers = None if domain is None or kind is None else _peer_temperatures(queries, kind, domain[kind])
     return PlaceContext(series, peer_temperatures=peers, changes=tuple(_recent_changes(queries, host_pattern)))
 
 
@@ -218,12 +215,18 @@ def _job_series(queries: PlaceQueries, name: str) -> dict[str, Series]:
 
 
 def _job_node_series(queries: PlaceQueries, gpus: Iterable[Labels]) -> dict[str, dict[Labels, float]]:
-    """Series of the nodes that a job runs on."""
     nodes = sorted({labels.get("Hostname", "") for labels in gpus} - {""})
     if not nodes:
         return {}
     cluster, minutes = f'cluster="{queries.cluster}"', queries.minutes
-    gpu_matchers, instance_matchers = _gpu_node_matchers(cluster, nodes), _instance_matchers(cluster, nodes)
+    pattern = "|".join(_escape_regex(node) for node in nodes[:64])
+    # In series of GPU exporters, and in those of node_exporter.
+    gpu_matchers, instance_matchers = f'{cluster},Hostname=~"{pattern}"', f'{cluster},instance=~"({pattern})(:[0-9]+)?"'
+    port_errors = (
+        f"rate(node_infiniband_symbol_error_total{{{instance_matchers}}}[5m]) > 10"
+        f" or node_infiniband_state_id{{{instance_matchers}}} != 4"
+        f" or increase(node_infiniband_link_downed_total{{{instance_matchers}}}[10m]) > 0"
+    )
     memory_errors = gpu_errors.memory_errors_query(gpu_matchers, minutes=minutes)
     clock_reasons = gpu_errors.clock_reasons_query(gpu_matchers, minutes=minutes)
     cpus = queries.query(node_cpu.cpu_busy_query(instance_matchers), about="CPU use of its nodes")
@@ -232,30 +235,12 @@ def _job_node_series(queries: PlaceQueries, gpus: Iterable[Labels]) -> dict[str,
     uuids = {labels.get("UUID", "") for labels in gpus}
     reporting = queries.query(f"DCGM_FI_DEV_GPU_UTIL{{{gpu_matchers}}}", about="its reporting GPUs")
     return {
-        PORT_ERRORS: queries.query(_port_errors_query(instance_matchers), about="InfiniBand ports"),
+        PORT_ERRORS: queries.query(port_errors, about="InfiniBand ports"),
         MEMORY_ERRORS: queries.query(memory_errors, about="memory errors"),
         CLOCK_REASONS: queries.query(clock_reasons, about="clock reasons"),
         CPU_SHARE: cpus,
         REPORTING_GPUS: {labels: value for labels, value in reporting.items() if labels.get("UUID", "") in uuids},
     }
-
-
-def _gpu_node_matchers(cluster: str, nodes: Sequence[str]) -> str:
-    """Matchers for the nodes in series of GPU exporters."""
-    return f'{cluster},Hostname=~"{"|".join(_escape_regex(node) for node in nodes[:64])}"'
-
-
-def _instance_matchers(cluster: str, nodes: Sequence[str]) -> str:
-    """Matchers for the nodes in series of node_exporter."""
-    return f'{cluster},instance=~"({"|".join(_escape_regex(node) for node in nodes[:64])})(:[0-9]+)?"'
-
-
-def _port_errors_query(matchers: str) -> str:
-    return (
-        f"rate(node_infiniband_symbol_error_total{{{matchers}}}[5m]) > 10"
-        f" or node_infiniband_state_id{{{matchers}}} != 4"
-        f" or increase(node_infiniband_link_downed_total{{{matchers}}}[10m]) > 0"
-    )
 
 
 def _pod_series(queries: PlaceQueries, name: str) -> dict[str, Series]:

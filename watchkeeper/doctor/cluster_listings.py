@@ -102,7 +102,6 @@ def _add_slurm_node_signs(node: slurm_text.SlurmNode, listing: Listing) -> None:
 
 
 def read_fabric_signs(listing: Listing) -> None:
-    """Add signs for InfiniBand ports that are down, slow, or have errors."""
     text = listing.text
     if "hysical state" in text or "phys state" in text or "phys_state" in text:
         _add_port_signs(listing)

@@ -160,5 +160,4 @@ def _match_key(name: str, line: str) -> re.Match[str] | None:
 
 def _depth(line: str) -> int:
     """The indent of a key; the dash of a list item counts as indent."""
-    bare = line.lstrip()
-    return indent_of(line) + 2 * bare.startswith("- ")
+    return indent_of(line) + 2 * line.lstrip().startswith("- ")

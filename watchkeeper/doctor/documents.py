@@ -35,7 +35,6 @@ HARMLESS = re.compile(
 
 
 def read_document(name: str, kind: str, head: str, *, facts: DoctorFacts, table: SignTable) -> None:
-    """Add the signs of a document to the facts."""
     listing = Listing(facts, name, kind, shipped_text.strip_prefixes(head), head.split("\n"))
     for sign in table.without_words:
         if any(text in listing.text for text in sign.needs):

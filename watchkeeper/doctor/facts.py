@@ -58,8 +58,6 @@ class TextRecord:
 
 @dataclass(slots=True)
 class DoctorFacts:
-    """All facts of all inputs, in reading order."""
-
     inputs: list[Input] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     dropped_events: int = 0

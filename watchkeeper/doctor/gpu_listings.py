@@ -237,7 +237,6 @@ def _clock_reason_sign(bits: int) -> str | None:
 
 
 def _add_dmon_signs(listing: Listing) -> None:
-    """Add signs for the last Xid in rows of `dcgmi dmon`."""
     names: list[str] = []
     for number, line in enumerate(listing.lines, 1):
         if (header := DMON_HEADER.match(line)) is not None:

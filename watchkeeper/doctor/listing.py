@@ -33,7 +33,6 @@ class Listing:
         self.facts.add(sign, input=self.name, line=max(line, 1), text=text, fields=non_empty)
 
     def numbered_matches(self, pattern: re.Pattern[str]) -> Iterator[tuple[int, re.Match[str]]]:
-        """Each match with its line number."""
         line, at = 1, 0
         for match in pattern.finditer(self.text):
             line += self.text.count("\n", at, match.start())

@@ -42,6 +42,5 @@ def opinion(
 
 
 def sign_opinions(sign: Sign, sightings: Sequence[Sighting]) -> Iterator[Opinion]:
-    """An opinion for each possible cause of the sign."""
     for cause, confidence in sign.causes.items():
         yield opinion(cause, confidence, sign.why, on=sightings[:MAX_EVIDENCE])

@@ -50,7 +50,6 @@ ADDRESS = re.compile(r"[0-9A-Fa-f]{1,8}:[0-9A-Fa-f]{1,2}(?::[0-9A-Fa-f]{1,2})?(?
 
 
 def assign_places(facts: DoctorFacts) -> None:
-    """Add the ranks, nodes and GPUs that other lines name to the sightings."""
     sightings = _with_label_rank(facts, facts.all_sightings())
     sightings = _with_line_fields(sightings)
     sightings = _with_traceback_place(sightings)

@@ -235,7 +235,6 @@ def _read_input_row(cells: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[st
 
 
 def as_plain(report: DoctorReport) -> dict[str, Any]:
-    """The JSON of `watchkeeper doctor --json`."""
     return {
         "inputs": [
             {"name": entry.name, "kind": entry.kind} | ({"problem": entry.problem} if entry.problem else {})

@@ -87,7 +87,6 @@ def scan(
     table: SignTable,
     wrapping: log_text.Wrapping | None = None,
 ) -> None:
-    """Add the signs and kernel events of one input to the facts."""
     words = frozenset(table.by_word) | KERNEL_WORDS
     clock: line_prefix.LineClock | None = None
     for line in log_text.find_lines(stream, words, match_shape, wrapping=wrapping):

@@ -93,8 +93,6 @@ class DiagReport:
 
 @dataclass(frozen=True, slots=True)
 class LatestResult:
-    """The newest result of one test of one GPU, with the time of its run."""
-
     at: datetime
     result: TestResult
 

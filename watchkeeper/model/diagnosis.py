@@ -32,8 +32,6 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class DiagnosisStep:
-    """A next step for a person, with its exact command if there is one."""
-
     do: str
     command: str | None = None
     risk: Risk = Risk.NONE
@@ -41,8 +39,6 @@ class DiagnosisStep:
 
 @dataclass(frozen=True, slots=True)
 class RuledOut:
-    """A cause that was considered and ruled out, and why."""
-
     cause: str
     why: str
 

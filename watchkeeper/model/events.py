@@ -8,7 +8,7 @@ events, so a restart changes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
@@ -148,29 +148,15 @@ def _clear_if_quiet(condition: Condition, rule: ClearRule, now: datetime) -> Con
     """The condition at `now`: cleared if it has been quiet for long enough."""
     if not condition.is_open or rule.quiet_seconds is None:
         return condition
-    quiet = timedelta(seconds=rule.quiet_seconds)
-    if now - condition.last < quiet:
+    cleared_at = condition.last + timedelta(seconds=rule.quiet_seconds)
+    if now < cleared_at:
         return condition
-    why = f"quiet for {rule.quiet_seconds:g} s"
-    return Condition(
-        condition.key,
-        condition.since,
-        condition.last,
-        condition.count,
-        cleared_at=condition.last + quiet,
-        cleared_why=why,
-    )
+    return replace(condition, cleared_at=cleared_at, cleared_why=f"quiet for {rule.quiet_seconds:g} s")
 
 
 def _clear_by(conditions: dict[ConditionKey, Condition], event: Event) -> None:
     server = event.fields.get(SERVER)
     for key, condition in conditions.items():
         if condition.is_open and event.place.encloses(key[0]) and server in (None, key[3]):
-            conditions[key] = Condition(
-                key,
-                condition.since,
-                condition.last,
-                condition.count,
-                cleared_at=event.at,
-                cleared_why=f"{event.kind} {event.id}",
-            )
+            why = f"{event.kind} {event.id}"
+            conditions[key] = replace(condition, cleared_at=event.at, cleared_why=why)

@@ -21,16 +21,9 @@ DOWN = "Down"
 STATE_IDS = {"Down": 1, "Initialize": 2, "Armed": 3, "Active": 4}
 # Data rate of one lane in Gb/s by speed name; the signalling rate is higher because of the encoding.
 LANE_GBPS = {
-    "SDR": 2.0,
-    "DDR": 4.0,
-    "QDR": 8.0,
-    "FDR10": 10.0,
-    "FDR": 13.64,
-    "EDR": 25.0,
-    "HDR": 50.0,
-    "NDR": 100.0,
+    "SDR": 2.0, "DDR": 4.0, "QDR": 8.0, "FDR10": 10.0, "FDR": 13.64, "EDR": 25.0, "HDR": 50.0, "NDR": 100.0,
     "XDR": 200.0,
-}
+}  # fmt: skip
 # The description of an adapter that has not been given the name of its host: MT4129 ConnectX7   Mellanox Technologies
 UNNAMED = re.compile(r"^MT\d+ |Mellanox Technologies|^$")
 # With fewer comparable ports on a switch, the slow one cannot be identified.
@@ -172,8 +165,7 @@ class FabricTopology:
                 groups[port.guid, self._link_type(port)].append(port)
         slow: set[PortKey] = set()
         for group in groups.values():
-            rates = Counter(port.gbps or 0.0 for port in group)
-            usual_gbps, port_count = rates.most_common(1)[0]
+            usual_gbps, port_count = Counter(port.gbps or 0.0 for port in group).most_common(1)[0]
             if port_count >= MIN_PEERS:
                 slow.update(port.key for port in group if (port.gbps or 0.0) < usual_gbps)
         return frozenset(slow)
@@ -208,14 +200,8 @@ class FabricTopology:
         return leaves
 
     def unnamed_hosts(self) -> list[FabricDevice]:
-        return [
-            device for device in self.fabric.devices if device.kind is FabricDeviceKind.HOST and device.node is None
-        ]
-
-
-def leaf_by_node(fabric: Fabric) -> dict[str, str]:
-    """Node → leaf switch, for the inventory."""
-    return FabricTopology(fabric).leaf_by_node()
+        hosts = (device for device in self.fabric.devices if device.kind is FabricDeviceKind.HOST)
+        return [host for host in hosts if host.node is None]
 
 
 def natural_sort_key(text: str) -> list[tuple[int, str]]:

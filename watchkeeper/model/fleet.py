@@ -71,19 +71,9 @@ class Place:
 
     def __str__(self) -> str:
         """`cluster/node=n1/gpu=GPU-…`; `parse` reads it back."""
-        parts = [
-            ("node", self.node),
-            ("gpu", self.gpu),
-            ("slice", self.slice),
-            ("port", self.port),
-            ("domain", self.domain),
-        ]
-        return "/".join(
-            [
-                quote(self.cluster, safe=""),
-                *(f"{name}={quote(value, safe='')}" for name, value in parts if value is not None),
-            ]
-        )
+        parts = {"node": self.node, "gpu": self.gpu, "slice": self.slice, "port": self.port, "domain": self.domain}
+        texts = [f"{name}={quote(value, safe='')}" for name, value in parts.items() if value is not None]
+        return "/".join([quote(self.cluster, safe=""), *texts])
 
     @classmethod
     def parse(cls, text: str) -> Place:

@@ -67,8 +67,6 @@ class GpuSelector:
 
 @dataclass(frozen=True, slots=True)
 class GpuSelection:
-    """The selected GPUs of a node."""
-
     selectors: tuple[GpuSelector, ...]
 
     def includes(self, gpu: SelectableGpu) -> bool:

@@ -78,8 +78,7 @@ class Histogram:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        populations = (count for side in self._sides for _, count in side)
-        return self.count, self.sum, self.zero_count, *populations
+        return self.count, self.sum, self.zero_count, *(count for side in self._sides for _, count in side)
 
     def edges(self, index: int) -> tuple[float, float]:
         """The bounds of a positive bucket."""
@@ -280,7 +279,6 @@ def _joined_hint(hints: Sequence[ResetHint]) -> tuple[ResetHint, bool]:
 
 
 def _merged(buckets: Iterable[tuple[int, float]]) -> Buckets:
-    """Add populations of buckets with the same number."""
     populations: dict[int, list[float]] = {}
     for index, count in buckets:
         populations.setdefault(index, []).append(count)

@@ -271,7 +271,6 @@ def job_of_holder(holder: str) -> str:
 
 
 def job_name(pod: str) -> str:
-    """The name of a pod's job, from the name of the pod."""
     for pattern in (NUMBERED, HASHED):
         match = re.fullmatch(pattern, pod)
         if match is not None:
@@ -318,12 +317,9 @@ def find_outlier_node(by_node: Mapping[str, float], *, min_difference: float) ->
     if len(by_node) < MIN_NODES:
         return None
     typical = median(by_node.values())
-    outliers = [
-        node
-        for node, value in by_node.items()
-        if abs(value - typical) >= min_difference
-        and (value > OUTLIER_FACTOR * typical or value < typical / OUTLIER_FACTOR)
-    ]
+    different = {node: value for node, value in by_node.items() if abs(value - typical) >= min_difference}
+    low, high = typical / OUTLIER_FACTOR, OUTLIER_FACTOR * typical
+    outliers = [node for node, value in different.items() if value > high or value < low]
     return outliers[0] if len(outliers) == 1 else None
 
 

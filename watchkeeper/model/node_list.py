@@ -23,8 +23,6 @@ class NodeState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStatus:
-    """The state of a node in one scheduler."""
-
     source: str
     state: str
     reason: str

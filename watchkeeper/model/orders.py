@@ -155,10 +155,8 @@ def node_key(hub_key: bytes, cluster: str, node: str) -> bytes:
 
 
 def seal(value: Order | Receipt, key: bytes) -> Envelope:
-    text = wire.dumps(value)
-    return Envelope(
-        text, _seal(text, key, purpose=SealPurpose.ORDER if isinstance(value, Order) else SealPurpose.RECEIPT)
-    )
+    text, purpose = wire.dumps(value), SealPurpose.ORDER if isinstance(value, Order) else SealPurpose.RECEIPT
+    return Envelope(text, _seal(text, key, purpose=purpose))
 
 
 def is_sealed(envelope: Envelope, key: bytes, *, purpose: SealPurpose) -> bool:

@@ -38,16 +38,10 @@ class RepairState(StrEnum):
 
 
 WAITING = frozenset({RepairState.PLANNED, RepairState.APPROVED})
-RUNNING = frozenset(
-    {
-        RepairState.WARNING,
-        RepairState.CORDONING,
-        RepairState.DRAINING,
-        RepairState.ACTING,
-        RepairState.VALIDATING,
-        RepairState.RESTORING,
-    }
-)
+RUNNING = frozenset({
+    RepairState.WARNING, RepairState.CORDONING, RepairState.DRAINING, RepairState.ACTING, RepairState.VALIDATING,
+    RepairState.RESTORING,
+})  # fmt: skip
 ENDED = frozenset({RepairState.DONE, RepairState.FAILED, RepairState.ROLLED_BACK, RepairState.REJECTED})
 _ANY_STEP = RUNNING | {RepairState.FAILED, RepairState.ROLLED_BACK, RepairState.DONE}
 REPAIR_MOVES: Mapping[RepairState, frozenset[RepairState]] = {

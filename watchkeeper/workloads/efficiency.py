@@ -107,7 +107,6 @@ def assess_efficiency(facts: JobFacts, window_seconds: float) -> Efficiency:
 
 
 def pending_efficiency(command: str) -> Efficiency:
-    """Return the efficiency of a job without GPUs."""
     fix = Fix("Find out why it is pending", "shows the reason of each node and the smallest change", command)
     return Efficiency(0.0, (), BoundBy.UNKNOWN, "no GPU allocated yet", (fix,))
 

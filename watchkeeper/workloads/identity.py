@@ -50,7 +50,6 @@ class JobKey:
 
 
 def job_from_labels(labels: Labels) -> JobKey:
-    """Return the job of a series of packs/rules/jobs.yaml."""
     kind = KIND_OF_LABEL.get(labels.get("workload_kind", ""), jobs.JobKind.PLAIN)
     return JobKey(labels.get("cluster", ""), kind, labels.get("namespace", ""), labels.get("job_name", ""))
 

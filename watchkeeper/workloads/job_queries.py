@@ -30,8 +30,6 @@ Rows = dict[Labels, float]
 
 
 class JobQueries:
-    """Queries one engine about one job at one time."""
-
     def __init__(self, engine: Engine, now: datetime, key: JobKey, *, training: str) -> None:
         self._engine, self._at_ms, self._key = engine, round(now.timestamp() * 1000), key
         self.training = own_metrics.escape(training)

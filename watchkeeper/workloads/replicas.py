@@ -126,11 +126,12 @@ def replay_advice(
     loads: Sequence[ModelLoad], *, cluster: str, model: str, step_seconds: float
 ) -> ReplicasReplay | None:
     """Replay the advice over recorded loads; None without two consecutive points."""
-    replay = _AdviceReplay(loads[0].replicas, loads[0].at) if loads else None
+    if not loads:
+        return None
+    replay = _AdviceReplay(loads[0].replicas, loads[0].at)
     for load, next_load in itertools.pairwise(loads):
-        assert replay is not None
         replay.add_step(load, next_load, max_gap_seconds=MAX_GAP_STEPS * step_seconds)
-    if replay is None or not replay.observed_seconds:
+    if not replay.observed_seconds:
         return None
     return ReplicasReplay(
         cluster, model, loads[0].at, loads[-1].at, step_seconds,
@@ -166,17 +167,15 @@ class _AdviceReplay:
             return
         actual, advised, burn = load.replicas, self.replicas, load.burn or 0.0
         self._update_queue(load, seconds)
-        is_short = advised < actual and (load.requests_per_second or 0.0) > (1 + TOLERANCE) * advised * (
-            load.replica_capacity or math.inf
-        )
+        limit = (1 + TOLERANCE) * advised * (load.replica_capacity or math.inf)
+        is_short = advised < actual and (load.requests_per_second or 0.0) > limit
+        is_crowded = is_short or self._advised_waiting > MAX_WAITING_PER_REPLICA * advised
         was_crowded = self._actual_waiting > MAX_WAITING_PER_REPLICA * actual
         self.observed_seconds += seconds
         self.actual_hours += actual * seconds / 3600
         self.advised_hours += advised * seconds / 3600
         self.crowded_seconds += seconds if was_crowded else 0.0
-        self.advised_crowded_seconds += (
-            seconds if is_short or self._advised_waiting > MAX_WAITING_PER_REPLICA * advised else 0.0
-        )
+        self.advised_crowded_seconds += seconds if is_crowded else 0.0
         self.late_seconds += seconds if burn > 1 else 0.0
         self.advised_late_seconds += seconds if is_short or (burn > 1 and advised <= actual) else 0.0
         self.has_objective |= load.burn is not None
@@ -197,12 +196,8 @@ class _AdviceReplay:
 
     def _decide(self, load: ModelLoad, *, min_replicas: int) -> None:
         """Add replicas at once, remove one after a calm period; `min_replicas` are known to be needed."""
-        has_more_replicas = self.replicas > load.replicas
-        advised_load = replace(
-            load,
-            waiting=None if load.waiting is None else self._advised_waiting,
-            burn=None if has_more_replicas else load.burn,
-        )
+        waiting = None if load.waiting is None else self._advised_waiting
+        advised_load = replace(load, waiting=waiting, burn=None if self.replicas > load.replicas else load.burn)
         desired = advise_replicas(advised_load, self.replicas)[0] or self.replicas
         desired = max(desired, min(min_replicas, self.replicas))
         if desired >= self.replicas:
@@ -248,14 +243,12 @@ def advise_now(engine: Engine, at_ms: int, budgets: Mapping[str, float]) -> tupl
 def replay_model(
     engine: Engine, span: QueryRange, budgets: Mapping[str, float], *, cluster: str, model: str
 ) -> ReplicasReplay | None:
-    """Replay the advice for one model over a time range."""
     matchers = f'cluster="{own_metrics.escape(cluster)}",model_name="{own_metrics.escape(model)}"'
     values_by_query: dict[str, dict[int, float]] = {}
     for name, expr in build_queries(budgets, matchers).items():
-        frame = engine.range(expr, span).frame
         values_by_query[name] = {
             at: value
-            for _, times, values in frame.rows()
+            for _, times, values in engine.range(expr, span).frame.rows()
             for at, value in zip(times.tolist(), values.tolist(), strict=True)
         }
     loads = [

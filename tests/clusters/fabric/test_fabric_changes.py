@@ -196,4 +196,4 @@ def test_counters_that_cannot_be_had_cost_only_the_counters(tmp_path: Path) -> N
     found = fabric_sweep.sweep(wanted, at_ms=0)
     assert (found.problems, found.unread) == ((), ("ibqueryerrors: no counters (ibwarn: [9] mad_rpc_rmpp: no SM)",))
     assert {port.counters for port in found.ports} == {None}
-    assert len(fabric.leaf_by_node(found)) == 4
+    assert len(fabric.FabricTopology(found).leaf_by_node()) == 4

@@ -25,12 +25,11 @@ def thermal_throttle(facts: IncidentFacts) -> Finding | None:
     uuid, hot = facts.place.gpu, hot_gpus(facts)
     if facts.incident.family not in FAMILIES or uuid not in hot or len(hot) > 1:
         return None
-    has_reason = bool(clock_reason_bits(facts, uuid) & clock_reasons.THERMAL)
     return make_finding(
         facts,
         "thermal_throttle",
         place=facts.gpu(uuid),
-        confidence=0.93 if has_reason else 0.82,
+        confidence=0.93 if clock_reason_bits(facts, uuid) & clock_reasons.THERMAL else 0.82,
         evidence=(
             facts.reading_evidence(evidence.TEMPERATURE, uuid),
             facts.reading_evidence(evidence.CLOCK_REASONS, uuid),
@@ -186,7 +185,6 @@ def _domain_finding(facts: IncidentFacts) -> Finding | None:
 
 
 def _rule_out_single(hot: list[str], members: str, *, subject: str = "one") -> RuledOut | None:
-    """Rule out the heat of one GPU if several are hot."""
     if len(hot) < HOT_GPUS:
         return None
     return RuledOut("thermal_throttle", f"{len(hot)} {members} are hot, not {subject}")

@@ -354,7 +354,6 @@ def _no_fault_text(facts: IncidentFacts, job_uuids: set[str]) -> str:
 
 
 def _gpu_fault_evidence(facts: IncidentFacts, job_uuids: set[str]) -> tuple[Evidence, ...]:
-    """Evidence of memory errors and of throttling of the job's GPUs."""
     errors: list[Evidence] = []
     for labels, count in facts.context.rows(MEMORY_ERRORS):
         if labels.get("UUID", "") in job_uuids and count > 0:

@@ -88,7 +88,6 @@ def fabric_running(facts: ScanFacts) -> list[ScanResult]:
 
 
 def units(facts: ScanFacts) -> list[ScanResult]:
-    """Failed systemd units for GPUs."""
     return [
         ScanResult("units", "DRIVER", ScanVerdict.DEGRADED, f"{unit.name} is {unit.active} ({unit.sub})")
         for unit in facts.node.units or ()

@@ -44,7 +44,6 @@ UNEXPLAINED = (
 
 
 def sign_causes(facts: DoctorFacts) -> Iterable[Opinion]:
-    """An opinion for each cause of each sign."""
     active = _active_signs(facts)
     silenced = {cause for sign in active for cause in sign.silences}
     for sign in active:

@@ -48,7 +48,6 @@ NVLINK_REGISTERS = re.compile(r"\d, (?:pid=.*?, )?(?P<unit>[A-Z]+_[A-Z_]+) .*\(0
 
 
 def xids(facts: DoctorFacts) -> Iterable[Opinion]:
-    """Judge the Xids of each GPU."""
     by_gpu: dict[tuple[str, str], list[Sighting]] = {}
     for sighting in facts.find("kernel-xid"):
         by_gpu.setdefault((sighting.fields.get("node", ""), sighting.fields.get("pci", "")), []).append(sighting)

@@ -31,7 +31,6 @@ def examine(stack: Stack) -> list[StackFinding]:
 
 
 def list_sources(stack: Stack) -> list[str]:
-    """Texts about what was read and what could not be read."""
     lines = []
     if stack.prometheus is not None:
         server = stack.prometheus

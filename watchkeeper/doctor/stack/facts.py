@@ -28,8 +28,6 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule from /api/v1/rules."""
-
     group: str
     name: str
     expr: str
@@ -96,8 +94,6 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class StackFinding:
-    """A problem of the stack, with its evidence and what to do about it."""
-
     check: str
     title: str
     evidence: tuple[str, ...]

@@ -24,7 +24,6 @@ PORTS = frozenset({9100, 9400})
 
 
 def monitors_not_selected(cluster: KubernetesObjects) -> Iterator[StackFinding]:
-    """Monitors that no Prometheus selects, because their labels do not match."""
     for kind, monitors in (("serviceMonitor", cluster.service_monitors), ("podMonitor", cluster.pod_monitors)):
         for monitor in monitors:
             selectors = {
@@ -45,7 +44,6 @@ def monitors_not_selected(cluster: KubernetesObjects) -> Iterator[StackFinding]:
 
 
 def monitors_without_service(cluster: KubernetesObjects) -> Iterator[StackFinding]:
-    """ServiceMonitors whose selector matches no Service."""
     for monitor, services in _monitored(cluster):
         if services:
             continue
@@ -60,7 +58,6 @@ def monitors_without_service(cluster: KubernetesObjects) -> Iterator[StackFindin
 
 
 def wrong_port_names(cluster: KubernetesObjects) -> Iterator[StackFinding]:
-    """Endpoints of ServiceMonitors whose port no selected Service has."""
     for monitor, services in _monitored(cluster):
         ports = {facts.text(port, "name") for service in services for port in matching.ports(service)}
         endpoints = facts.items(matching.spec(monitor), "endpoints")
@@ -77,7 +74,6 @@ def wrong_port_names(cluster: KubernetesObjects) -> Iterator[StackFinding]:
 
 
 def services_without_pods(cluster: KubernetesObjects) -> Iterator[StackFinding]:
-    """Monitored Services whose selector matches no pod."""
     for _, services in _monitored(cluster):
         for service in services:
             selector = facts.mapping(matching.spec(service), "selector")
@@ -111,7 +107,6 @@ def stuck_in_init(cluster: KubernetesObjects) -> Iterator[StackFinding]:
 
 
 def exporters_failing(cluster: KubernetesObjects) -> Iterator[StackFinding]:
-    """Exporter pods that crash repeatedly or cannot start."""
     for pod in cluster.pods:
         why = _waiting_reason(pod)
         if matching.has_name_part(pod, EXPORTERS) and why:
@@ -170,7 +165,6 @@ def control_plane_taint(cluster: KubernetesObjects) -> Iterator[StackFinding]:
 
 
 def cluster_dns_down(cluster: KubernetesObjects) -> Iterator[StackFinding]:
-    """No CoreDNS pod is ready, so names in the cluster cannot be resolved."""
     dns = [pod for pod in cluster.pods if matching.labels(pod).get("k8s-app") == "kube-dns"]
     down = [pod for pod in dns if not _is_ready(pod)]
     if dns and len(down) == len(dns):
@@ -184,7 +178,6 @@ def cluster_dns_down(cluster: KubernetesObjects) -> Iterator[StackFinding]:
 
 
 def api_unreachable(cluster: KubernetesObjects) -> Iterator[StackFinding]:
-    """Pods that terminated because they could not connect to the API server."""
     failed = [(pod, message) for pod in cluster.pods if (message := _api_error(pod))]
     if failed:
         yield StackFinding(
@@ -196,7 +189,6 @@ def api_unreachable(cluster: KubernetesObjects) -> Iterator[StackFinding]:
 
 
 def host_ports_taken(cluster: KubernetesObjects) -> Iterator[StackFinding]:
-    """Pods of one node that need the same host port, often 9100 or 9400."""
     pods_by_port: dict[tuple[str, int], list[Raw]] = {}
     for pod in cluster.pods:
         for port in matching.host_ports(pod) & PORTS:

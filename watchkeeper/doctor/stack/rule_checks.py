@@ -48,7 +48,6 @@ def _dead_rules_finding(check: str, title: str, dead_rules: Sequence[tuple[str, 
 
 
 def broken_rules(stack: Stack) -> Iterator[StackFinding]:
-    """Rules that Prometheus cannot evaluate."""
     broken = {f"{rule.group}/{rule.name}": rule.error or rule.health for rule in _rules(stack) if rule.health == "err"}
     if broken:
         yield StackFinding(
@@ -60,7 +59,6 @@ def broken_rules(stack: Stack) -> Iterator[StackFinding]:
 
 
 def slow_groups(stack: Stack) -> Iterator[StackFinding]:
-    """Rule groups whose evaluation takes longer than their interval."""
     groups = stack.prometheus.groups if stack.prometheus is not None else ()
     slow = {
         group.name: f"{group.seconds:.2f} s every {group.interval_seconds:g} s"
@@ -77,7 +75,6 @@ def slow_groups(stack: Stack) -> Iterator[StackFinding]:
 
 
 def no_alertmanager(stack: Stack) -> Iterator[StackFinding]:
-    """Alerting rules without an Alertmanager."""
     server = stack.prometheus
     if server is None or server.alertmanagers != 0 or not any(rule.is_alert for rule in server.rules):
         return
@@ -90,7 +87,6 @@ def no_alertmanager(stack: Stack) -> Iterator[StackFinding]:
 
 
 def dead_panels(stack: Stack) -> Iterator[StackFinding]:
-    """Panels of dashboards whose queries cannot return a result."""
     server = stack.prometheus
     if server is None or not server.names:
         return

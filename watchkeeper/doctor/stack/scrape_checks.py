@@ -50,7 +50,6 @@ REASONS: tuple[tuple[str, str, str], ...] = (
 
 
 def targets_down(stack: Stack) -> Iterator[StackFinding]:
-    """Targets that are down, by job and reason."""
     by_reason: dict[tuple[str, str, str], list[Target]] = defaultdict(list)
     for target in _targets(stack):
         if not target.is_up and target.error:
@@ -65,7 +64,6 @@ def targets_down(stack: Stack) -> Iterator[StackFinding]:
 
 
 def slow_scrapes(stack: Stack) -> Iterator[StackFinding]:
-    """Targets whose scrapes take nearly the whole timeout."""
     timed = [target for target in _targets(stack) if target.is_up and target.timeout_seconds is not None]
     slow = [target for target in timed if target.seconds >= SLOW_SHARE * (target.timeout_seconds or 0.0)]
     if slow:
@@ -78,7 +76,6 @@ def slow_scrapes(stack: Stack) -> Iterator[StackFinding]:
 
 
 def no_gpu_target(stack: Stack) -> Iterator[StackFinding]:
-    """No target is a GPU exporter."""
     server = stack.prometheus
     if server is None or _gpu_targets(server) or _has_gpus(server) or "/api/v1/targets" in server.unread:
         return
@@ -92,7 +89,6 @@ def no_gpu_target(stack: Stack) -> Iterator[StackFinding]:
 
 
 def exporter_without_gpus(stack: Stack) -> Iterator[StackFinding]:
-    """GPU exporters that are up but report no GPU."""
     server = stack.prometheus
     if server is None:
         return
@@ -146,7 +142,6 @@ def labels_renamed(stack: Stack) -> Iterator[StackFinding]:
 
 
 def gpus_twice(stack: Stack) -> Iterator[StackFinding]:
-    """GPUs that two targets report count twice in every sum."""
     server = stack.prometheus
     if server is not None and server.doubled_gpus:
         yield StackFinding(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.doctor import literals, scan, signatures
+from watchkeeper.doctor import scan, signatures
 from watchkeeper.readers.logs import kernel_log, log_text
 
 SIGNS = [sign for sign in signatures.table().signs.values() if sign.pattern is not None]
@@ -25,7 +25,7 @@ SIGNS = [sign for sign in signatures.table().signs.values() if sign.pattern is n
     ],
 )
 def test_the_clauses_of_a_pattern_are_texts_that_every_match_has(pattern: str, clauses: list[tuple[str, ...]]) -> None:
-    assert list(literals.required_texts(pattern)) == clauses
+    assert list(signatures.required_texts(pattern)) == clauses
 
 
 @pytest.mark.parametrize("sign", [sign for sign in SIGNS if sign.words], ids=lambda sign: sign.id)
@@ -44,7 +44,8 @@ def test_what_a_pattern_matches_always_has_a_text_of_each_clause(data: st.DataOb
     # Python matches a few letters beyond ASCII without regard to case that lower() keeps; logs do not have them.
     if text.isascii():
         assert all(
-            any(required in text.lower() for required in texts) for texts in literals.required_texts(sign.pattern or "")
+            any(required in text.lower() for required in texts)
+            for texts in signatures.required_texts(sign.pattern or "")
         )
 
 

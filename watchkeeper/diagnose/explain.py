@@ -12,13 +12,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 
-from watchkeeper.catalogue import causes
+from watchkeeper.catalogue import causes, xid
 from watchkeeper.diagnose.checks import CHECKS, Check
-from watchkeeper.diagnose.checks.catalogue import from_catalogue, unknown
-from watchkeeper.diagnose.evidence import FIELDS, IncidentFacts
+from watchkeeper.diagnose.checks.findings import make_finding
+from watchkeeper.diagnose.evidence import FIELDS, IncidentFacts, event_evidence, member_evidence
 from watchkeeper.kit.logs import fields
-from watchkeeper.model.diagnosis import Diagnosis, Finding, rank_findings
-from watchkeeper.model.incidents import Incident
+from watchkeeper.model.diagnosis import UNKNOWN_CAUSE, Diagnosis, DiagnosisStep, Finding, rank_findings
+from watchkeeper.model.events import EventKind
+from watchkeeper.model.incidents import Incident, MemberKind
 
 log = logging.getLogger(__name__)
 
@@ -48,13 +49,13 @@ def diagnose(facts: IncidentFacts, now: datetime, *, checks: Iterable[Check] = C
     findings += _better_rivals(facts, all_findings, findings)
     others = [finding for finding in all_findings if finding not in findings]
     if facts.incident.cause not in {finding.cause for finding in findings}:
-        catalogue_finding = from_catalogue(facts)
+        catalogue_finding = _from_catalogue(facts)
         # A finding with higher confidence replaces the cause that the incident opened with.
         best = max((finding.confidence for finding in findings), default=0.0)
         if catalogue_finding is not None and catalogue_finding.confidence >= best:
             findings.append(catalogue_finding)
     if not findings:
-        findings.append(unknown(facts))
+        findings.append(_unknown(facts))
     also_here = (f"also here: {finding.title} ({finding.cause})" for finding in others)
     changes = (f"changed: {change}" for change in facts.context.changes)
     ranked = rank_findings(tuple(_adjust_confidence(facts, finding) for finding in findings))
@@ -130,3 +131,39 @@ def supersedes(finding: Finding, incident: Incident) -> bool:
     row, own = causes.lookup(finding.cause), causes.lookup(incident.cause)
     is_consequence = own.is_secondary and row.explains_others and row.family != incident.family
     return is_consequence and finding.place.encloses(incident.place)
+
+
+def _from_catalogue(facts: IncidentFacts) -> Finding | None:
+    """A finding from the catalogue for the incident's cause; None if the cause is unknown."""
+    cause = facts.incident.cause
+    members = facts.members_with_cause(cause)
+    if cause == UNKNOWN_CAUSE or not members:
+        return None
+    has_event = any(member.kind is MemberKind.EVENT for member in members)
+    return make_finding(
+        facts,
+        cause,
+        confidence=0.75 if has_event else 0.65,
+        evidence=tuple(map(event_evidence, facts.events_with_cause(cause)[:10]))
+        or tuple(map(member_evidence, members[:10])),
+    )
+
+
+def _unknown(facts: IncidentFacts) -> Finding:
+    """A finding for an unknown cause: the meaning of its Xids, and what to collect next."""
+    xid_events = [event for event in facts.events if event.kind is EventKind.XID and facts.place.encloses(event.place)]
+    codes = dict.fromkeys(event.code for event in xid_events if event.code is not None)
+    texts = [f"Xid {row.code}: {row.name}. {row.likely_cause or row.note}".strip() for row in map(xid.lookup, codes)]
+    return make_finding(
+        facts,
+        UNKNOWN_CAUSE,
+        confidence=0.3 if xid_events else 0.1,
+        why=" ".join(texts[:3]) or None,
+        evidence=tuple(map(event_evidence, xid_events[:10]))
+        or tuple(map(member_evidence, facts.incident.members[:10])),
+        steps=(
+            DiagnosisStep("Save the kernel log", "journalctl -k --since '1 hour ago' > kernel.log"),
+            DiagnosisStep("Save the bug report of the driver", "nvidia-bug-report.sh"),
+            *(DiagnosisStep(f"Provide missing data: {gap}") for gap in facts.missing_data[:5]),
+        ),
+    )

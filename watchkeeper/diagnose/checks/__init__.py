@@ -6,7 +6,6 @@ timing, logs or guards, which are in `explain.run_checks`; queries to an engine;
 
 from collections.abc import Callable
 
-from watchkeeper.diagnose.checks.exits import out_of_memory
 from watchkeeper.diagnose.checks.gpu_faults import app_illegal_access, ecc_uncorrectable, fell_off_bus, gpu_missing
 from watchkeeper.diagnose.checks.pod_placement import waiting_pod
 from watchkeeper.diagnose.checks.slowdown import cooling_failure, power_brake, power_cap, thermal_throttle
@@ -22,7 +21,7 @@ from watchkeeper.diagnose.checks.training import (
     straggler,
 )
 from watchkeeper.diagnose.checks.unreachable_node import unreachable_node
-from watchkeeper.diagnose.checks.waste import gpu_idle_waste
+from watchkeeper.diagnose.checks.workload_faults import gpu_idle_waste, out_of_memory
 from watchkeeper.diagnose.evidence import IncidentFacts
 from watchkeeper.model.diagnosis import Finding
 

@@ -1,8 +1,7 @@
 """Turn facts into a diagnosis: run every check once, add the catalogue's finding, rank them.
 
-The hub calls `diagnose` when an incident opens or changes, stores the Diagnosis in the journal and passes its best
-finding to remediate. An incident is about one family of causes. Other faults at its place have their own incidents and
-are only mentioned, unless they caused this one. Guards and logs of the checks are here, not in the checks.
+The hub calls `diagnose` when an incident opens or changes. Other faults at its place have their own incidents and are
+only mentioned, unless they caused this one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Rank lemon nodes: nodes that fail more often than chance explains, or whose error counters increase.
 
-`rank_lemons` is pure. Each node has a number of hardware incidents in its time in the fleet. The rate of a node with
-little time is shifted towards the rate of the fleet (a gamma prior of one average node-month), so that one fault of a
-new node does not make it the worst. Each counter trend multiplies the rate by a factor and is a reason.
-`web/causes_api` calls this; `watchkeeper lemons` prints it.
+The rate of a node with little time in the fleet is shifted towards the rate of the fleet (a gamma prior of one average
+node-month), so that one fault of a new node does not make it the worst. Each counter trend multiplies the rate.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Assign ranks, nodes and GPUs from other lines to sightings: a line with an error rarely names its whole place.
 
 A launcher writes the rank before each line, a traceback has it in its heading, and lines of a launcher, NCCL or `srun`
-have both the rank and its node. `examine` calls `assign_places` once, after all inputs are read. Fields on which
-lines disagree are omitted.
+have both the rank and its node. Fields on which lines disagree are omitted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The table of signs: patterns in packs/signatures/*.toml, each with an example line and its source.
 
-A sign with `words` is searched for in every line with one of these words. A sign with only a `pattern` is searched for
-in the beginning of an input, where listings are. A sign without a pattern is added by a reader (`documents`).
-`scan` uses the words for a fast search.
+A sign with `words` is searched for in every line with one of these words, a sign with only a `pattern` in the beginning
+of an input, where listings are. A sign without a pattern is added by a reader (`documents`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Order the sightings of all inputs by time, so that the first error is the first in time and not in the list of files.
 
-Logs of ranks, nodes and kernels have different clocks: a date, a date without a year, seconds since boot, or none. A
-date without a year gets the year of the other lines. Seconds since boot become a time if a line of the same node has
-both. A line without a clock follows the last line with one. Other lines keep the reading order, and a note says so.
-`examine` calls `order_by_time` once, before any judgement.
+A date without a year gets the year of the other lines, and seconds since boot become a time if a line of the same node
+has both. A line without a clock follows the last line with one; other lines keep the reading order, and a note says so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A cluster as its scheduler reports it: nodes, workloads, quotas, and read errors.
 
-`clusters.kubernetes.kubernetes_watch` and `clusters.slurm.slurm_watch` each keep one `ClusterView` up to date. The hub
-merges the views into the fleet, the cluster series (kube-state-metrics names where they exist) and the pages. A view
+`clusters.kubernetes.kubernetes_watch` and `clusters.slurm.slurm_watch` each keep one `ClusterView` up to date. A view
 that fails to refresh keeps its last content, and `problem` says why and since when: an unreachable scheduler must not
 look like an empty cluster.
 """

@@ -1,7 +1,7 @@
 """The result of a diagnostic run: one result for each test and GPU, as it is printed, stored and served.
 
-`probe.diag.diag_run` makes a report and `diag --json` prints it. A small file (`LatestResults`) keeps the newest result
-of each test, and the agent's page exports it as series. Keys are added, never renamed.
+A small file (`LatestResults`) keeps the newest result of each test, and the agent's page exports it as series. Keys are
+added, never renamed.
 """
 
 from __future__ import annotations

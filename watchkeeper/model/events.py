@@ -1,8 +1,7 @@
 """Events, and the conditions that are folded from them.
 
-An event is immutable and has an id that a retried push repeats. A condition is a state that follows from events: it
-opens with the first, counts repetitions, and clears by a rule. It is not stored: `fold_conditions` computes it from
-events, so a restart changes nothing.
+An event is immutable and has an id that a retried push repeats. A condition follows from events and is not stored:
+`fold_conditions` computes it, so a restart changes nothing.
 """
 
 from __future__ import annotations

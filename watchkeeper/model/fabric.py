@@ -1,9 +1,7 @@
 """The InfiniBand fabric in one sweep: devices, ports, cables and counters.
 
-`readers.fabric.infiniband_fabric` builds a `Fabric` from the output of infiniband-diags,
-`readers.fabric.infiniband_ufm` from UFM's replies. `clusters.fabric.fabric_watch` compares one sweep with the previous,
-and `FabricTopology` answers which ports are connected. A GUID identifies a device, because two switches may share a
-name.
+`readers.fabric` builds a `Fabric`, `clusters.fabric.fabric_watch` compares one sweep with the previous. A GUID
+identifies a device, because two switches may share a name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A native histogram: one sample with the number of observations in each bucket.
 
-Buckets are numbered. With an exponential schema bucket n ends at 2^(n·2^-schema), so bucket 0 ends at 1; negative
-observations have mirrored buckets. With custom bounds bucket n ends at bound n, and the last bucket has no end. Values
-are immutable. The store keeps them, `query.evaluate` computes with them. Specification:
+With an exponential schema bucket n ends at 2^(n·2^-schema), so bucket 0 ends at 1; negative observations have mirrored
+buckets. With custom bounds bucket n ends at bound n, and the last bucket has no end; the specification is
 prometheus.io/docs/specs/native_histograms.
 """
 

@@ -1,8 +1,7 @@
 """Work orders: tasks that a hub gives to one node's agent, sealed so that no other sender is accepted.
 
-The hub writes an `Order` (`remediate.orders`); the node's agent fetches it, checks it and answers with a `Receipt`
-(`agent.orders.orders`). Both travel as an `Envelope`: a text and its HMAC-SHA256, which is checked before the text is
-read. docs/decisions/0009 explains why HMAC, and why each node has its own key.
+The hub writes an `Order`, the node's agent answers with a `Receipt`; both travel as an `Envelope`, a text and its
+HMAC-SHA256. docs/decisions/0009 explains why HMAC, and why each node has its own key.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A repair is a plan that is carried out: its current step, its approval, and what it changed on the node.
 
-The life cycle is a table, as for incidents. `remediate.transitions` decides the next transition, `remediate.repairs`
-makes it and stores every version in the journal; pages and commands show it. The stored version is enough to continue
-after a crash: a step that had started runs again, and the node is checked for a cordon of ours.
+`remediate.transitions` decides the next transition, `remediate.repairs` makes it and stores every version in the
+journal. That version is enough to continue after a crash: a step that had started runs again, and the node is checked
+for a cordon of ours.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A silence: no notifications for matching incidents in a time range, with author and reason.
 
-A maintenance window is a planned silence. Matchers have Alertmanager's shape and meaning, so a silence can be copied to
-it unchanged. A silenced incident is still shown and handled; only notifications stop.
+Matchers have Alertmanager's shape and meaning, so a silence can be copied to it unchanged. A silenced incident is still
+shown and handled; only notifications stop.
 """
 
 from __future__ import annotations

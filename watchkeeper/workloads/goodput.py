@@ -2,8 +2,7 @@
 
 A step counts with its learned normal duration, so the excess of slower steps is lost time. A gap without a step is a
 failure while the process or a rank is missing, a restart from then until the next step, a stall if an alert fires or
-the gap is longer than any normal pause, and a pause if steps resume. A gap that still lasts is unknown, unless the job
-reports a pause. `report` reads the points of a job and calls `account_time`.
+the gap is longer than any normal pause, a pause if steps resume or the job reports one, and else unknown.
 """
 
 from __future__ import annotations

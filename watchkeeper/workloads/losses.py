@@ -1,8 +1,7 @@
 """Find anomalies of loss and gradients, each with the hardware events of the job's GPUs at that time.
 
 A loss that is not a number is caused by the model, or by a GPU that computed wrongly, had memory errors or was
-throttled. Hardware is easier to exclude, so each anomaly lists the Xid, ECC and throttle events of the ranks' GPUs.
-`report` reads the points of a job and calls this module.
+throttled: hardware is easier to exclude.
 """
 
 from __future__ import annotations

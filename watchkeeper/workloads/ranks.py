@@ -1,11 +1,8 @@
 """Compare the ranks of a job: which wait, work, are slow, idle or missing, and which rank the others wait for.
 
-Synchronous ranks finish each step together, so a slow rank does not show in its progress but in how long it computes
-before it waits. If ranks do not export that, their GPUs show it: a GPU that waits in a collective spins in one small
-kernel (utilisation 100 %, SMs almost idle, or, without that metric, low power), so the others wait for the one that
-does not spin. The CPUs of its node, compared with those of the other nodes, may show why it is late. If a job is stuck
-and its GPUs look the same, CPUs and links of its nodes may show the source. `job_inspection` calls this module; the
-limits are those of packs/rules/training.yaml and `model.jobs`.
+Synchronous ranks finish each step together, so a slow rank shows only in how long it computes before it waits. If ranks
+do not export that, their GPUs show it: one that waits in a collective spins in one small kernel (utilisation 100 %, SMs
+almost idle, or low power), so the others wait for the one that does not spin.
 """
 
 from __future__ import annotations

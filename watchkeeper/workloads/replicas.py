@@ -1,9 +1,8 @@
 """Advise how many replicas a model needs, and replay that advice over recorded data.
 
 The inputs are those that `render keda` gives to an autoscaler: waiting requests per replica, and the burn rate of the
-latency objective. The advice adds a replica as soon as either is over its target, and removes one only after both were
-below it for some minutes, because loading a model takes minutes. `web.fleet.jobs_api` calls this; Watchkeeper does not
-change replicas.
+latency objective. The advice adds a replica as soon as either is over its target, and removes one only after some
+minutes, because loading a model takes minutes.
 """
 
 from __future__ import annotations

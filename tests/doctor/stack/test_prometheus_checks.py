@@ -46,7 +46,7 @@ def test_a_healthy_stack_has_no_finding() -> None:
     ],
 )
 def test_a_target_that_is_down_says_why_and_what_to_do(error: str, why: str) -> None:
-    (finding,) = scrape_checks.targets_down(about(targets=(replace(GPU, is_up=False, error=error),)))
+    (finding,) = scrape_checks.targets_down(about(targets=(replace(GPU, is_up=False, error=error),)).prometheus)
     assert why in finding.title
     assert finding.title.startswith("1 of 1 targets of job dcgm-exporter are down")
     assert finding.fix
@@ -54,35 +54,35 @@ def test_a_target_that_is_down_says_why_and_what_to_do(error: str, why: str) -> 
 
 
 def test_a_scrape_that_takes_nearly_all_its_time_is_named_with_both_numbers() -> None:
-    (finding,) = scrape_checks.slow_scrapes(about(targets=(replace(GPU, seconds=8.4),)))
+    (finding,) = scrape_checks.slow_scrapes(about(targets=(replace(GPU, seconds=8.4),)).prometheus)
     assert finding.evidence == ("http://n1:9400/metrics: 8.4 s of 10 s",)
-    assert not list(scrape_checks.slow_scrapes(about(targets=(replace(GPU, seconds=7.9),))))
+    assert not list(scrape_checks.slow_scrapes(about(targets=(replace(GPU, seconds=7.9),)).prometheus))
 
 
 def test_a_prometheus_without_a_gpu_exporter_is_found() -> None:
     node = Target("node", "n1:9100", "http://n1:9100/metrics", is_up=True)
-    (finding,) = scrape_checks.no_gpu_target(about(targets=(node,), names=frozenset({"up"})))
+    (finding,) = scrape_checks.no_gpu_target(about(targets=(node,), names=frozenset({"up"})).prometheus)
     assert "scrapes no GPU exporter" in finding.title
 
 
 def test_an_exporter_that_answers_without_gpus_is_found_by_label_or_port() -> None:
     by_label = replace(GPU, job="x", url="http://n2:1/metrics", instance="n2:1")
     by_label = replace(by_label, discovered={"__meta_kubernetes_pod_label_app": "nvidia-dcgm-exporter"})
-    (finding,) = scrape_checks.exporter_without_gpus(about(targets=(GPU, by_label)))
+    (finding,) = scrape_checks.exporter_without_gpus(about(targets=(GPU, by_label)).prometheus)
     assert finding.evidence == ("http://n2:1/metrics: up, no DCGM_FI_DEV_* series",)
 
 
 def test_ecc_fields_that_the_exporter_omits_by_default_are_found() -> None:
-    (finding,) = scrape_checks.fields_missing(about(names=NAMES - {"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"}))
+    (finding,) = scrape_checks.fields_missing(about(names=NAMES - {"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"}).prometheus)
     assert finding.evidence[0].startswith("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL: uncorrectable memory errors are not detected")
-    assert not list(scrape_checks.fields_missing(about(names=frozenset({"up"}))))
+    assert not list(scrape_checks.fields_missing(about(names=frozenset({"up"})).prometheus))
 
 
 def test_exported_pod_labels_and_gpus_with_two_targets_are_found() -> None:
     labels = {"DCGM_FI_DEV_GPU_UTIL": frozenset({"exported_pod", "pod"})}
-    (renamed,) = scrape_checks.labels_renamed(about(labels=labels))
+    (renamed,) = scrape_checks.labels_renamed(about(labels=labels).prometheus)
     assert "honorLabels: true" in renamed.fix
-    (twice,) = scrape_checks.gpus_twice(about(doubled_gpus=8))
+    (twice,) = scrape_checks.gpus_twice(about(doubled_gpus=8).prometheus)
     assert twice.title == "8 GPUs are reported by more than one target"
 
 

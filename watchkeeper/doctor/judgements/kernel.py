@@ -1,7 +1,7 @@
 """Judge kernel lines: which Xid was first, and which only follow from another.
 
-An Xid is a report, not a cause. Xid 45 tears down channels after any other fault, 43 and 13 follow a lost GPU, 154
-names the recovery action. So the Xids of each GPU are judged together, in their order.
+An Xid is a report, not a cause: 45 tears down channels after any other fault, 43 and 13 follow a lost GPU, 154 names
+the recovery action. So the Xids of each GPU are judged together, in their order.
 """
 
 from __future__ import annotations

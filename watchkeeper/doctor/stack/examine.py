@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from watchkeeper.doctor.stack import kubernetes_checks, rule_checks, scrape_checks
-from watchkeeper.doctor.stack.facts import KubernetesObjects, Stack, StackFinding
+from watchkeeper.doctor.stack.facts import KubernetesObjects, Prometheus, Stack, StackFinding
 
 # The most severe first: no data, then missing data, then misleading data.
 KUBERNETES_CHECKS: tuple[Callable[[KubernetesObjects], Iterator[StackFinding]], ...] = (
@@ -15,19 +15,27 @@ KUBERNETES_CHECKS: tuple[Callable[[KubernetesObjects], Iterator[StackFinding]], 
     kubernetes_checks.services_without_pods, kubernetes_checks.exporters_failing, kubernetes_checks.host_ports_taken,
     kubernetes_checks.gpu_nodes_without_exporter,
 )  # fmt: skip
-CHECKS: tuple[Callable[[Stack], Iterator[StackFinding]], ...] = (
-    scrape_checks.no_gpu_target, scrape_checks.targets_down,
-    scrape_checks.exporter_without_gpus, scrape_checks.slow_scrapes, rule_checks.broken_rules,
-    rule_checks.no_alertmanager, rule_checks.rules_that_never_fire, rule_checks.recordings_without_input,
-    rule_checks.slow_groups, scrape_checks.fields_missing, scrape_checks.labels_renamed, scrape_checks.gpus_twice,
-    rule_checks.dead_panels,
+SCRAPE_CHECKS: tuple[Callable[[Prometheus], Iterator[StackFinding]], ...] = (
+    scrape_checks.no_gpu_target, scrape_checks.targets_down, scrape_checks.exporter_without_gpus,
+    scrape_checks.slow_scrapes,
 )  # fmt: skip
+RULE_CHECKS: tuple[Callable[[Stack], Iterator[StackFinding]], ...] = (
+    rule_checks.broken_rules, rule_checks.no_alertmanager, rule_checks.rules_that_never_fire,
+    rule_checks.recordings_without_input, rule_checks.slow_groups,
+)  # fmt: skip
+SERIES_CHECKS = (scrape_checks.fields_missing, scrape_checks.labels_renamed, scrape_checks.gpus_twice)
 
 
 def examine(stack: Stack) -> list[StackFinding]:
-    cluster = stack.kubernetes
-    findings = [] if cluster is None else [finding for check in KUBERNETES_CHECKS for finding in check(cluster)]
-    return findings + [finding for check in CHECKS for finding in check(stack)]
+    server, findings = stack.prometheus, list[StackFinding]()
+    if stack.kubernetes is not None:
+        findings += [finding for check in KUBERNETES_CHECKS for finding in check(stack.kubernetes)]
+    if server is not None:
+        findings += [finding for check in SCRAPE_CHECKS for finding in check(server)]
+        findings += [finding for check in RULE_CHECKS for finding in check(stack)]
+        findings += [finding for check in SERIES_CHECKS for finding in check(server)]
+        findings += rule_checks.dead_panels(stack)
+    return findings
 
 
 def list_sources(stack: Stack) -> list[str]:

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from watchkeeper.doctor.stack.facts import Prometheus, Stack, StackFinding, Target
+from watchkeeper.doctor.stack.facts import Prometheus, StackFinding, Target
 
 # Jobs and labels of dcgm-exporter and the agent.
 GPU_WORDS = re.compile(r"dcgm|nvidia|\bgpu|watchkeeper-agent", re.IGNORECASE)
@@ -49,22 +49,22 @@ REASONS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def targets_down(stack: Stack) -> Iterator[StackFinding]:
+def targets_down(server: Prometheus) -> Iterator[StackFinding]:
     by_reason: dict[tuple[str, str, str], list[Target]] = defaultdict(list)
-    for target in _targets(stack):
+    for target in server.targets:
         if not target.is_up and target.error:
             why, fix = _reason_and_fix(target.error)
             by_reason[target.job, why, fix].append(target)
     for (job, why, fix), targets in by_reason.items():
-        total = sum(target.job == job for target in _targets(stack))
+        total = sum(target.job == job for target in server.targets)
         title = f"{len(targets)} of {total} targets of job {job} are down: {why}"
         # Without the URL that Prometheus' error repeats: Get "http://…": dial tcp …
         evidence = _target_lines(targets, lambda target: GET.sub("", target.error)[:MAX_ERROR_LENGTH])
         yield StackFinding("targets_down", title, evidence, fix)
 
 
-def slow_scrapes(stack: Stack) -> Iterator[StackFinding]:
-    timed = [target for target in _targets(stack) if target.is_up and target.timeout_seconds is not None]
+def slow_scrapes(server: Prometheus) -> Iterator[StackFinding]:
+    timed = [target for target in server.targets if target.is_up and target.timeout_seconds is not None]
     slow = [target for target in timed if target.seconds >= SLOW_SHARE * (target.timeout_seconds or 0.0)]
     if slow:
         yield StackFinding(
@@ -75,9 +75,8 @@ def slow_scrapes(stack: Stack) -> Iterator[StackFinding]:
         )
 
 
-def no_gpu_target(stack: Stack) -> Iterator[StackFinding]:
-    server = stack.prometheus
-    if server is None or _gpu_targets(server) or _has_gpus(server) or "/api/v1/targets" in server.unread:
+def no_gpu_target(server: Prometheus) -> Iterator[StackFinding]:
+    if _gpu_targets(server) or _has_gpus(server) or "/api/v1/targets" in server.unread:
         return
     jobs = sorted({target.job for target in server.targets}) or ["none"]
     yield StackFinding(
@@ -88,10 +87,7 @@ def no_gpu_target(stack: Stack) -> Iterator[StackFinding]:
     )
 
 
-def exporter_without_gpus(stack: Stack) -> Iterator[StackFinding]:
-    server = stack.prometheus
-    if server is None:
-        return
+def exporter_without_gpus(server: Prometheus) -> Iterator[StackFinding]:
     gpu_targets = [target for target in _gpu_targets(server) if target.is_up]
     empty = [target for target in gpu_targets if (target.job, target.instance) not in server.with_gpus]
     if empty:
@@ -104,10 +100,9 @@ def exporter_without_gpus(stack: Stack) -> Iterator[StackFinding]:
         )
 
 
-def fields_missing(stack: Stack) -> Iterator[StackFinding]:
+def fields_missing(server: Prometheus) -> Iterator[StackFinding]:
     """Fields about broken hardware that dcgm-exporter does not export by default."""
-    server = stack.prometheus
-    if server is None or not _has_gpus(server):
+    if not _has_gpus(server):
         return
     needed = {
         "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": "uncorrectable memory errors are not detected (off by default)",
@@ -125,11 +120,8 @@ def fields_missing(stack: Stack) -> Iterator[StackFinding]:
         )
 
 
-def labels_renamed(stack: Stack) -> Iterator[StackFinding]:
+def labels_renamed(server: Prometheus) -> Iterator[StackFinding]:
     """The pod label of the exporter's own pod replaced the pod label of the GPU's holder."""
-    server = stack.prometheus
-    if server is None:
-        return
     dcgm_labels = {name: labels for name, labels in server.labels.items() if name.startswith("DCGM_FI_")}
     renamed = sorted(name for name, labels in dcgm_labels.items() if "exported_pod" in labels)
     if renamed:
@@ -141,9 +133,8 @@ def labels_renamed(stack: Stack) -> Iterator[StackFinding]:
         )
 
 
-def gpus_twice(stack: Stack) -> Iterator[StackFinding]:
-    server = stack.prometheus
-    if server is not None and server.doubled_gpus:
+def gpus_twice(server: Prometheus) -> Iterator[StackFinding]:
+    if server.doubled_gpus:
         yield StackFinding(
             "gpus_twice",
             f"{server.doubled_gpus} GPUs are reported by more than one target",
@@ -157,10 +148,6 @@ def _reason_and_fix(error: str) -> tuple[str, str]:
         if re.search(pattern, error, re.IGNORECASE):
             return why, fix
     return "see the error", "Read the page yourself: curl -v URL"
-
-
-def _targets(stack: Stack) -> tuple[Target, ...]:
-    return stack.prometheus.targets if stack.prometheus is not None else ()
 
 
 def _gpu_targets(server: Prometheus) -> list[Target]:

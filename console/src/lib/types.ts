@@ -210,7 +210,6 @@ export interface Diagnosis {
   tell_apart: string;
   alike: SimilarIncident[];
 }
-/** A next step for a person, with its exact command if there is one. */
 export interface DiagnosisStep {
   do: string;
   command: string | null;
@@ -235,7 +234,6 @@ export interface Finding {
   ruled_out: RuledOut[];
 }
 export type Risk = "none" | "workload" | "node";
-/** A cause that was considered and ruled out, and why. */
 export interface RuledOut {
   cause: string;
   why: string;
@@ -934,7 +932,6 @@ export interface NodeLine {
   sources: string;
 }
 export type NodeState = "up" | "short" | "silent" | "never_seen" | "not_read" | "gone";
-/** The state of a node in one scheduler. */
 export interface NodeListSchedulerStatus {
   source: string;
   state: string;

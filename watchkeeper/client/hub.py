@@ -382,10 +382,9 @@ class Client:
         headers = {"Accept": accept}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
-        content = None
         if body is not None:
-            content = json.dumps(body).encode()
             headers["Content-Type"] = "application/json"
+        content = None if body is None else json.dumps(body).encode()
         limits = sync_http.HttpLimits(math.inf, idle_seconds=self._timeout_seconds)
         request = sync_http.Request(method, body=content, headers=headers)
         try:

@@ -2,7 +2,7 @@
 
 Within a version of the API, fields and enum values are only added: an old client does not know some of a new hub, and a
 new client misses some of an old hub. So a missing field of a `HubAnswer` raises HubError only when it is read, and an
-unknown enum value stays a string. `client.hub` decodes every answer with this module.
+unknown enum value stays a string.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from watchkeeper.errors import HubError, quote
@@ -82,32 +82,28 @@ def _reader(kind: Any) -> Reader:
     if kind in (Any, object):
         return lambda plain: plain
     if origin in (typing.Union, types.UnionType):
-        return _union_reader(args)
+        return partial(_read_choice, [_reader(arg) for arg in args if arg is not type(None)], type(None) in args)
     if origin is tuple and args[-1] is not Ellipsis:
-        return _pair_reader(args)
+        return partial(_read_pair, [_reader(arg) for arg in args])
     if origin in (list, tuple, frozenset, Sequence):
-        return _list_reader(args[0], frozenset if origin is frozenset else tuple)
+        return partial(_read_list, _reader(args[0]), frozenset if origin is frozenset else tuple)
     if origin in (dict, Mapping):
-        return _mapping_reader(args[1])
-    if kind in LEAF_TYPES or kind is datetime or issubclass(kind, Enum):
-        return _leaf_reader(kind)
-    # A type may contain itself, so its fields are resolved when the first value is read.
-    return _answer_reader(kind) if issubclass(kind, HubAnswer) else _model_reader(kind)
-
-
-def _leaf_reader(kind: Any) -> Reader:
+        return partial(_read_mapping, _reader(args[1]))
+    if kind in LEAF_TYPES:
+        return partial(_read_leaf, kind)
     if kind is datetime:
         return _read_time
-    if kind not in LEAF_TYPES:
-        return lambda plain: _read_enum(kind, plain)
+    if issubclass(kind, Enum):
+        return partial(_read_enum, kind)
+    # A type may contain itself, so its fields are resolved when the first value is read.
+    return partial(_read_answer if issubclass(kind, HubAnswer) else _read_model, kind)
+
+
+def _read_leaf(kind: Any, plain: Any) -> Any:
     types_of_leaf, type_name = LEAF_TYPES[kind]
-
-    def read_leaf(plain: Any) -> Any:
-        if not isinstance(plain, types_of_leaf) or (type(plain) is bool and kind is not bool):
-            raise TypeMismatch(type_name, plain)
-        return plain
-
-    return read_leaf
+    if not isinstance(plain, types_of_leaf) or (type(plain) is bool and kind is not bool):
+        raise TypeMismatch(type_name, plain)
+    return plain
 
 
 def _read_time(plain: Any) -> datetime:
@@ -129,95 +125,68 @@ def _read_enum(kind: type[Enum], plain: Any) -> Any:
         return plain
 
 
-def _union_reader(args: tuple[Any, ...]) -> Reader:
-    readers = [_reader(arg) for arg in args if arg is not type(None)]
-    may_be_null = len(readers) < len(args)
-
-    def read_choice(plain: Any) -> Any:
-        if plain is None and may_be_null:
-            return None
-        problems: list[TypeMismatch | HubError] = []
-        for reader in readers:
-            try:
-                return reader(plain)
-            except (TypeMismatch, HubError) as problem:
-                problems.append(problem)
-        raise problems[0]
-
-    return read_choice
-
-
-def _pair_reader(args: tuple[Any, ...]) -> Reader:
-    readers = [_reader(arg) for arg in args]
-
-    def read_pair(plain: Any) -> Any:
-        if not isinstance(plain, list):
-            raise TypeMismatch("a list", plain)
-        if len(plain) != len(readers):
-            raise TypeMismatch(f"a list of {len(readers)}", plain)
-        return tuple(_read_at(readers[at], item, f"[{at}]") for at, item in enumerate(plain))
-
-    return read_pair
-
-
-def _list_reader(kind: Any, container: type[tuple[Any, ...]] | type[frozenset[Any]]) -> Reader:
-    reader = _reader(kind)
-
-    def read_list(plain: Any) -> Any:
-        if not isinstance(plain, list):
-            raise TypeMismatch("a list", plain)
-        return container([_read_at(reader, item, f"[{at}]") for at, item in enumerate(plain)])
-
-    return read_list
-
-
-def _mapping_reader(kind: Any) -> Reader:
-    reader = _reader(kind)
-
-    def read_mapping(plain: Any) -> Any:
-        return {name: _read_at(reader, item, f".{name}") for name, item in _expect_object(plain).items()}
-
-    return read_mapping
-
-
-def _model_reader(kind: Any) -> Reader:
-    """A reader of a dataclass of model/: every field without a default is required."""
-
-    def read_record(plain: Any) -> Any:
-        readers, field_names = _field_readers(kind), wire.field_names(kind)
-        values = {
-            name: _read_at(readers[name][0], item, f".{name}")
-            for name, item in _expect_object(plain).items()
-            if name in readers
-        }
-        for name, (_, is_required) in readers.items():
-            if is_required and name not in values:
-                raise missing_field(name)
+def _read_choice(readers: Sequence[Reader], may_be_null: bool, plain: Any) -> Any:
+    if plain is None and may_be_null:
+        return None
+    problems: list[TypeMismatch | HubError] = []
+    for reader in readers:
         try:
-            return kind(**{field_names[key]: value for key, value in values.items()})
-        except ValueError as error:
-            raise TypeMismatch(f"a {kind.__name__} ({error})", plain) from error
+            return reader(plain)
+        except (TypeMismatch, HubError) as problem:
+            problems.append(problem)
+    raise problems[0]
 
-    return read_record
+
+def _expect_list(plain: Any) -> list[Any]:
+    if not isinstance(plain, list):
+        raise TypeMismatch("a list", plain)
+    return plain
 
 
-def _answer_reader(kind: Any) -> Reader:
-    """A reader of a generated answer: a missing field raises HubError when it is read."""
+def _read_pair(readers: Sequence[Reader], plain: Any) -> Any:
+    if len(_expect_list(plain)) != len(readers):
+        raise TypeMismatch(f"a list of {len(readers)}", plain)
+    return tuple(_read_at(readers[at], item, f"[{at}]") for at, item in enumerate(plain))
 
-    def read_answer(plain: Any) -> Any:
-        answer = object.__new__(kind)
-        object.__setattr__(answer, "plain", plain)
-        values = _expect_object(plain)
-        for name, (reader, is_required) in _field_readers(kind).items():
-            # `from` is a field of some answers, and a keyword of Python.
-            json_key = name.removesuffix("_")
-            if json_key in values:
-                object.__setattr__(answer, name, _read_at(reader, values[json_key], f".{json_key}"))
-            elif not is_required:
-                object.__setattr__(answer, name, None)
-        return answer
 
-    return read_answer
+def _read_list(reader: Reader, container: Callable[[list[Any]], Any], plain: Any) -> Any:
+    return container([_read_at(reader, item, f"[{at}]") for at, item in enumerate(_expect_list(plain))])
+
+
+def _read_mapping(reader: Reader, plain: Any) -> Any:
+    return {name: _read_at(reader, item, f".{name}") for name, item in _expect_object(plain).items()}
+
+
+def _read_model(kind: Any, plain: Any) -> Any:
+    """Read a dataclass of model/: every field without a default is required."""
+    readers, field_names = _field_readers(kind), wire.field_names(kind)
+    values = {
+        name: _read_at(readers[name][0], item, f".{name}")
+        for name, item in _expect_object(plain).items()
+        if name in readers
+    }
+    for name, (_, is_required) in readers.items():
+        if is_required and name not in values:
+            raise missing_field(name)
+    try:
+        return kind(**{field_names[key]: value for key, value in values.items()})
+    except ValueError as error:
+        raise TypeMismatch(f"a {kind.__name__} ({error})", plain) from error
+
+
+def _read_answer(kind: Any, plain: Any) -> Any:
+    """Read a generated answer: a missing field raises HubError when it is read."""
+    answer = object.__new__(kind)
+    object.__setattr__(answer, "plain", plain)
+    values = _expect_object(plain)
+    for name, (reader, is_required) in _field_readers(kind).items():
+        # `from` is a field of some answers, and a keyword of Python.
+        json_key = name.removesuffix("_")
+        if json_key in values:
+            object.__setattr__(answer, name, _read_at(reader, values[json_key], f".{json_key}"))
+        elif not is_required:
+            object.__setattr__(answer, name, None)
+    return answer
 
 
 @cache

@@ -164,9 +164,8 @@ class UsageApi:
                 month.text, month.zone, teams, filters, {budget["team"]: budget for budget in team_budgets}
             )
             tables = self._read_usage(book.price_periods(month.start, month.until), {"job"})
-            for statement in monthly.create_statements(
-                cost.price_usage(tables, book, policy=policy), statement_request
-            ):
+            bill = cost.price_usage(tables, book, policy=policy)
+            for statement in monthly.create_statements(bill, statement_request):
                 yield orjson.dumps(wire.to_plain(statement)) + b"\n"
         finally:
             self._statement_slots.release()
@@ -174,9 +173,8 @@ class UsageApi:
     def _budgets(self, month: _Month, book: prices.PriceBook, policy: cost.Policy) -> dict[str, Any]:
         days = [(since, until) for _, since, until in time_ranges.split_days(month.start, month.until, month.zone)]
         tables = self._read_usage(book.price_periods(month.start, month.until), {"team"})
-        return budgets.report_month_budgets(
-            cost.price_usage(tables, book, policy=policy), self._read_usage(days, {"team"}), ends=month.end
-        )
+        bill = cost.price_usage(tables, book, policy=policy)
+        return budgets.report_month_budgets(bill, self._read_usage(days, {"team"}), ends=month.end)
 
     def _read_month(self, request: Request) -> _Month:
         zone, now = _read_zone(request), self._runtime.clock.now()

@@ -103,10 +103,8 @@ class WhatIfApi:
             slots = [layout.slots[at].gpu for at in layout.slots_by_node[node.cluster, node.name]]
             models = {gpu.model for gpu in slots if gpu is not None and gpu.model}
             if slots:
-                model = next(iter(models)) if len(models) == 1 else ""
-                fleet_nodes.append(
-                    simulated_fleet.FleetNode(node.name, len(slots), model, node.domains.get("rack", ""))
-                )
+                model, rack = next(iter(models)) if len(models) == 1 else "", node.domains.get("rack", "")
+                fleet_nodes.append(simulated_fleet.FleetNode(node.name, len(slots), model, rack))
         return fleet_nodes
 
 

@@ -14,20 +14,19 @@ from typing import TypedDict
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
 
 from watchkeeper.catalogue import prices
 from watchkeeper.diagnose import evidence
 from watchkeeper.errors import PackError, WatchkeeperError
 from watchkeeper.hub import services
-from watchkeeper.kit import durations, wire
+from watchkeeper.kit import durations
 from watchkeeper.model import jobs
 from watchkeeper.model.fleet import UNMAPPED
 from watchkeeper.model.jobs import JobLine
 from watchkeeper.query.engine import QueryRange
 from watchkeeper.render import keda
 from watchkeeper.web import shapes
-from watchkeeper.web.endpoint import QueryParam, get, ok_response, read_number
+from watchkeeper.web.endpoint import QueryParam, get, read_number
 from watchkeeper.workloads import board, identity, replicas, report
 from watchkeeper.workloads.replicas import ReplicasAdvice, ReplicasReplay
 
@@ -88,8 +87,8 @@ class JobsApi:
         unmapped = {"jobs": len(unmapped_jobs), "gpus": sum(line.gpus for line in unmapped_jobs)}
         return JobList(jobs=matches[:limit], total=len(matches), unmapped=unmapped, problems=job_board.problems)
 
-    @get("/api/jobs/{id:path}", shapes.CLUSTER, response=jobs.JobReport)
-    async def get_job(self, request: Request) -> Response:
+    @get("/api/jobs/{id:path}", shapes.CLUSTER)
+    async def get_job(self, request: Request) -> jobs.JobReport:
         """One job with its efficiency, goodput, ranks and hardware events; the id may contain a slash."""
         id, cluster = request.path_params["id"], request.query_params.get("cluster")
         if len(id) > MAX_ID_CHARACTERS or not id.isprintable():
@@ -97,14 +96,13 @@ class JobsApi:
         job_report = await self.load_report(id, cluster)
         if job_report is None:
             raise HTTPException(404, f"no job {id} found: no scheduler, rank or GPU reports it")
-        return ok_response(**wire.fields_of(job_report))
+        return job_report
 
     async def load_report(self, id: str, cluster: str | None = None) -> jobs.JobReport | None:
         """The report of a job, or None if no scheduler, rank or GPU reports it; `explain_api` uses it too."""
         job_board = await self._load_board()
-        keys = [
-            key for key in job_board.training_names if key.matches(id, cluster) or job_board.training_names[key] == id
-        ]
+        names = job_board.training_names
+        keys = [key for key in names if key.matches(id, cluster) or names[key] == id]
         if not keys:
             return None
         # An exact id is preferred to a name that several jobs share.
@@ -116,7 +114,7 @@ class JobsApi:
         inputs = report.JobReportInputs(
             line,
             key,
-            job_board.training_names[key],
+            names[key],
             job_board.facts[key],
             key in job_board.suspects,
             job_board.parts.get(key, ()),

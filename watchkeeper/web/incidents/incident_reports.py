@@ -156,11 +156,9 @@ class IncidentReports:
             node = nodes.get((cluster, name))
             return {} if node is None else {**node.domains, **({"pool": node.pool} if node.pool else {})}
 
-        return (
-            incident_labels.InventoryLookup(failure_domains)
-            if self._clusters is None
-            else incident_labels.InventoryLookup(failure_domains, self._clusters.team_of)
-        )
+        if self._clusters is None:
+            return incident_labels.InventoryLookup(failure_domains)
+        return incident_labels.InventoryLookup(failure_domains, self._clusters.team_of)
 
     async def make_digest(self, since: datetime, until: datetime) -> digest.Digest:
         inventory = self.inventory_lookup()

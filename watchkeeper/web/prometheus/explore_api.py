@@ -151,10 +151,8 @@ class ExploreApi:
             return [Completion(word, "duration") for word in DURATIONS if word.startswith(cursor.typed)]
         selectors = [[Matcher("__name__", MatchOp.EQUAL, cursor.metric)]] if cursor.metric else []
         if cursor.kind == "label":
-            names = engine.label_names(selectors, end - RECENT_MS, end)
-            return [
-                Completion(name, "label") for name in rank_words((n for n in names if n != "__name__"), cursor.typed)
-            ]
+            names = [name for name in engine.label_names(selectors, end - RECENT_MS, end) if name != "__name__"]
+            return [Completion(name, "label") for name in rank_words(names, cursor.typed)]
         if cursor.kind == "value":
             if not cursor.label:
                 return []

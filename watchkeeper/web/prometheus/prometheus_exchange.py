@@ -98,15 +98,14 @@ class SampleExchange:
         """
         # Remote write can hold samples of any node, so a token that is bound to nodes may not send it.
         check_node(request.state.caller, None)
-        unsupported = remote_write.unsupported_reason(
-            request.headers.get("content-type"), request.headers.get("content-encoding")
-        )
+        headers = request.headers
+        unsupported = remote_write.unsupported_reason(headers.get("content-type"), headers.get("content-encoding"))
         if unsupported is not None:
             return PlainTextResponse(unsupported, status_code=415)
         if self._running_writes >= MAX_CONCURRENT_WRITES:
-            headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
+            retry = {"Retry-After": str(RETRY_AFTER_SECONDS)}
             problem = f"{self._running_writes} remote writes are running, the limit is {MAX_CONCURRENT_WRITES}; retry"
-            return PlainTextResponse(problem, status_code=429, headers=headers)
+            return PlainTextResponse(problem, status_code=429, headers=retry)
         self._running_writes += 1
         try:
             body = await read_body(request, remote_write.WriteLimits().max_bytes)
@@ -200,12 +199,9 @@ class RecordingApi:
         for incident in journal.incidents(open_only=False, limit=MAX_INCIDENTS):
             if incident.opened_at > until or (incident.resolved_at is not None and incident.resolved_at < since):
                 continue
-            entries = tuple(
-                recording.RecordedEntry(e.at, e.actor, e.kind, e.body) for e in journal.timeline(incident.id)
-            )
-            yield recording.RecordedIncident(
-                incident, journal.diagnosis(incident.id), journal.plan(incident.id), entries
-            )
+            id = incident.id
+            entries = tuple(recording.RecordedEntry(e.at, e.actor, e.kind, e.body) for e in journal.timeline(id))
+            yield recording.RecordedIncident(incident, journal.diagnosis(id), journal.plan(id), entries)
 
 
 async def _prepend(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:

@@ -38,12 +38,8 @@ Text = bytes | memoryview
 def write_exemplars(series: Labels, exemplars: Sequence[Exemplar]) -> dict[str, Any]:
     """One series of /api/v1/query_exemplars."""
     rows = [
-        {
-            "labels": dict(exemplar.labels.pairs),
-            "value": write_value(exemplar.value),
-            "timestamp": write_time(exemplar.at_ms),
-        }
-        for exemplar in exemplars
+        {"labels": dict(each.labels.pairs), "value": write_value(each.value), "timestamp": write_time(each.at_ms)}
+        for each in exemplars
     ]
     return {"seriesLabels": dict(series.pairs), "exemplars": rows}
 
@@ -261,9 +257,8 @@ def _write_small_points(values: npt.NDArray[np.int64], axis: _TimeAxis) -> Itera
     digits = len(str(values.max()))
     template = axis.row_template(digits)
     table = bytearray(template.text * len(values))
-    np.frombuffer(table, dtype=template.dtype).reshape(values.shape)["value"] = _small_integer_texts(digits).take(
-        values
-    )
+    cells = np.frombuffer(table, dtype=template.dtype).reshape(values.shape)
+    cells["value"] = _small_integer_texts(digits).take(values)
     size, text = len(template.text), memoryview(table)
     yield from (text[low : low + size - 1] for low in range(0, len(table), size))
 

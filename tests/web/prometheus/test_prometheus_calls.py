@@ -25,7 +25,7 @@ from watchkeeper.query.engine import QueryResult
 from watchkeeper.query.remote import remote_write
 from watchkeeper.scrape import page_formats
 from watchkeeper.store.head import head
-from watchkeeper.web.prometheus.prometheus_form import read_label_name
+from watchkeeper.web.prometheus.prometheus_params import read_label_name
 
 GRAFANA = ROOT / "docs/howto/grafana.md"
 PROTOBUF = {"Content-Type": "application/x-protobuf", "Content-Encoding": "snappy"}

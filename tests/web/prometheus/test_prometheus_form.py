@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import engine
-from watchkeeper.web.prometheus import prometheus_form as form
 from watchkeeper.web.prometheus import prometheus_json
+from watchkeeper.web.prometheus import prometheus_params as form
 
 STAMPS = (0, 1.5, 1_760_000_400.123)
 

@@ -40,7 +40,7 @@ from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import wire
 from watchkeeper.web import report_shapes, shapes
 from watchkeeper.web.endpoint import QueryParam, Unwrapped, check_choice, get, ok_response
-from watchkeeper.web.prometheus import prometheus_form as form
+from watchkeeper.web.prometheus import prometheus_params as form
 
 MAX_SECONDS = 5 * 366 * 86_400.0
 MAX_DIMENSIONS = 4

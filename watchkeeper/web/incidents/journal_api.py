@@ -22,7 +22,7 @@ from watchkeeper.kit import clock, wire
 from watchkeeper.store.journal import journal_search
 from watchkeeper.store.journal.chain import JournalEntry
 from watchkeeper.web.endpoint import QueryParam, get, parse_whole_number, read_number
-from watchkeeper.web.prometheus import prometheus_form as form
+from watchkeeper.web.prometheus import prometheus_params as form
 
 MAX_ENTRIES = 1000
 # About 100 MB, streamed page by page.

@@ -21,9 +21,8 @@ from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query import engine
 from watchkeeper.query.promql import printer
 from watchkeeper.web.endpoint import QueryParam
-from watchkeeper.web.prometheus import prometheus_form as form
 from watchkeeper.web.prometheus import prometheus_json, prometheus_tree
-from watchkeeper.web.prometheus.prometheus_form import Form
+from watchkeeper.web.prometheus import prometheus_params as form
 from watchkeeper.web.prometheus.prometheus_params import (
     END,
     GET_AND_POST,
@@ -35,6 +34,7 @@ from watchkeeper.web.prometheus.prometheus_params import (
     START,
     STEP,
     TRUNCATED_WARNING,
+    Form,
     QueryData,
     QueryTimeout,
     limited_response,

@@ -31,9 +31,8 @@ from watchkeeper.store import interfaces, recording
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import QueryParam, check_node, get, post, read_body
 from watchkeeper.web.prometheus import federation
-from watchkeeper.web.prometheus import prometheus_form as form
-from watchkeeper.web.prometheus.prometheus_form import BadParameter, Form, read_matchers
-from watchkeeper.web.prometheus.prometheus_params import MATCH, prometheus_get
+from watchkeeper.web.prometheus import prometheus_params as form
+from watchkeeper.web.prometheus.prometheus_params import MATCH, BadParameter, Form, prometheus_get, read_matchers
 
 # Writes that are decoded concurrently; a sender queues the rest.
 MAX_CONCURRENT_WRITES = 8

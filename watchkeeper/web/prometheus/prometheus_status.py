@@ -23,9 +23,8 @@ from watchkeeper.query.promql import patterns
 from watchkeeper.rules import evaluate, rulefile
 from watchkeeper.scrape import scrape
 from watchkeeper.web.endpoint import QueryParam
-from watchkeeper.web.prometheus.prometheus_form import BadParameter, Form, read_matchers
 from watchkeeper.web.prometheus.prometheus_json import write_value
-from watchkeeper.web.prometheus.prometheus_params import LIMIT, MATCH, prometheus_get
+from watchkeeper.web.prometheus.prometheus_params import LIMIT, MATCH, BadParameter, Form, prometheus_get, read_matchers
 
 NEVER = "0001-01-01T00:00:00Z"
 DEFAULT_TSDB_LIMIT = 10

@@ -21,7 +21,7 @@ from watchkeeper.model import alerts
 from watchkeeper.rules import evaluate, replay, rulefile
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import get, post, read_json_object
-from watchkeeper.web.prometheus import prometheus_form as form
+from watchkeeper.web.prometheus import prometheus_params as form
 from watchkeeper.web.prometheus import prometheus_status
 from watchkeeper.web.shedding import replay_limit
 

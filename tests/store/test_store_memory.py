@@ -10,7 +10,6 @@ import numpy as np
 
 from tests.store.durables import BLOCK, MINUTE, SETTINGS, Rig, equals, named
 from watchkeeper.store.blocks.block import Block, ChunkCache
-from watchkeeper.store.index import Patterns
 from watchkeeper.store.sample_columns import UnionCache
 from watchkeeper.store.series import Pairs, SeriesSet
 from watchkeeper.store.wal import wal, wal_records
@@ -100,7 +99,7 @@ def test_a_block_drops_unused_labels_and_reads_them_again(tmp_path: Path) -> Non
     rig = Rig(tmp_path)
     rig.scrape("node", [named("temp"), named("power")], MINUTE, [1.0, 2.0])
     rig.store.maintain(BLOCK + SETTINGS.late_ms)
-    block = Block(rig.blocks()[0], cache=ChunkCache(), patterns=Patterns(), report=print)
+    block = Block(rig.blocks()[0], cache=ChunkCache(), report=print)
     for name, value in (("temp", 1.0), ("temp", 1.0), ("power", 2.0)):
         assert block.select([equals("__name__", name)], 0, MINUTE).values.tolist() == [[value]]
         block.release_unused()

@@ -20,7 +20,6 @@ from watchkeeper.kit import files
 from watchkeeper.store.blocks.block import Block, ChunkCache
 from watchkeeper.store.blocks.block_writer import SUFFIX
 from watchkeeper.store.corruption import Corruption
-from watchkeeper.store.index import Patterns
 from watchkeeper.store.journal import chain
 from watchkeeper.store.journal import connection as journal_connection
 from watchkeeper.store.journal.journal import Journal
@@ -113,7 +112,7 @@ def find_corruptions(locations: StoreLocations) -> Iterator[Corruption]:
         yield from (record for record in wal_records.records(path) if isinstance(record, Corruption) and record.problem)
     for path in sorted(locations.samples.glob(f"blocks/*{SUFFIX}")):
         try:
-            block = Block(path, cache=ChunkCache(), patterns=Patterns(), report=lambda _: None)
+            block = Block(path, cache=ChunkCache(), report=lambda _: None)
         except errors.StoreError as error:
             yield Corruption(path, 0, error.problem)
             continue

@@ -33,7 +33,7 @@ from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, is_absent
 from watchkeeper.store.corruption import Corruption
 from watchkeeper.store.head.head import MAX_AHEAD_MS, Head
 from watchkeeper.store.histograms import MAX_MERGED_BYTES, Cells, find_histograms
-from watchkeeper.store.index import Matchers, Patterns
+from watchkeeper.store.index import Matchers
 from watchkeeper.store.sample_columns import Columns, UnionCache, join
 from watchkeeper.store.series import SeriesSet
 from watchkeeper.store.wal import wal_prefetch, wal_reader, wal_records, wal_replay
@@ -136,7 +136,7 @@ class DurableStore:
         self.cardinality = self.head.cardinality
         self.damages: list[Corruption] = []
         self._damage_count = 0
-        self._cache, self._patterns, self._unions = ChunkCache(limits.cache_bytes), Patterns(), UnionCache()
+        self._cache, self._unions = ChunkCache(limits.cache_bytes), UnionCache()
         self._unmergeable: set[Path] = set()
         self._maintenance_lock = threading.Lock()
         self._jump_guard = clock.ClockJumpGuard(MAINTENANCE_SECONDS)
@@ -465,7 +465,7 @@ class DurableStore:
         return _BlockList(tuple(blocks), max((block.end_ms for block in blocks), default=None))
 
     def _open_block(self, path: Path) -> Block:
-        return Block(path, cache=self._cache, patterns=self._patterns, report=self._report)
+        return Block(path, cache=self._cache, report=self._report)
 
     def _memory_start_ms(self, block_list: _BlockList) -> int:
         """The time from which on the head is complete; before it, the blocks are."""

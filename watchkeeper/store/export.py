@@ -20,7 +20,7 @@ from watchkeeper.store.blocks.block import Block, ChunkCache
 from watchkeeper.store.blocks.block_writer import SUFFIX
 from watchkeeper.store.columns import NEVER_MS, is_absent
 from watchkeeper.store.histograms import Cells, find_histograms, is_histogram
-from watchkeeper.store.index import Matcher, MatchOp, Patterns
+from watchkeeper.store.index import Matcher, MatchOp
 from watchkeeper.store.sample_columns import Columns
 
 # The columns that are not labels; a label with such a name is written as label_….
@@ -112,6 +112,6 @@ def _open_blocks(samples: Path) -> Iterator[Block]:
     """The readable blocks; `watchkeeper store verify` reports the damaged ones."""
     for path in samples.glob(f"blocks/*{SUFFIX}"):
         try:
-            yield Block(path, cache=ChunkCache(), patterns=Patterns(), report=lambda _: None)
+            yield Block(path, cache=ChunkCache(), report=lambda _: None)
         except errors.StoreError:
             continue

@@ -32,7 +32,7 @@ MAX_SELECTIONS = 512
 # Outdated selections are dropped after this many new ones.
 CLEANUP_INTERVAL = 64
 # In each of two generations.
-MAX_PATTERNS = 128
+MAX_PATTERNS = 256
 MAX_PATTERN_RESULTS = 100_000
 # A metric's registry is replaced when it has this many removed series beyond half of the present ones. Each needs a few
 # kB: a thousand removed series of every metric that rules query were 30 MiB of a hub with 64 GPUs.
@@ -128,22 +128,20 @@ class CachedPattern:
         return is_match
 
 
-class Patterns:
-    """Turns matchers into predicates; all threads share the compiled patterns."""
+# All stores and threads share the compiled patterns.
+_find_pattern = RecencyCache(CachedPattern, max_entries=MAX_PATTERNS)
 
-    def __init__(self) -> None:
-        self._pattern = RecencyCache(CachedPattern, max_entries=MAX_PATTERNS)
 
-    def predicate(self, matcher: Matcher) -> Callable[[str], bool]:
-        matcher_value = matcher.value
-        if matcher.op == "=":
-            return lambda value: value == matcher_value
-        if matcher.op == "!=":
-            return lambda value: value != matcher_value
-        pattern = self._pattern(matcher_value)
-        if matcher.op == "=~":
-            return pattern.matches
-        return lambda value: not pattern.matches(value)
+def build_predicate(matcher: Matcher) -> Callable[[str], bool]:
+    matcher_value = matcher.value
+    if matcher.op == "=":
+        return lambda value: value == matcher_value
+    if matcher.op == "!=":
+        return lambda value: value != matcher_value
+    pattern = _find_pattern(matcher_value)
+    if matcher.op == "=~":
+        return pattern.matches
+    return lambda value: not pattern.matches(value)
 
 
 class SeriesIndex:
@@ -159,7 +157,6 @@ class SeriesIndex:
         self._name_versions: dict[str, int] = {}
         self._selections: OrderedDict[tuple[Matcher, ...], Selection] = OrderedDict()
         self._selections_made = 0
-        self._patterns = Patterns()
         # The registry of each metric that was queried, and for each series its number there.
         self._registry_by_metric: dict[str, LabelRegistry] = {}
         self._registry_ids = np.empty(0, dtype=np.int64)
@@ -401,7 +398,7 @@ class SeriesIndex:
         It checks each series, or else each distinct value of the label, whichever is cheaper: most selectors name a
         metric, and `UUID!=""` would otherwise read the postings of all series of the fleet.
         """
-        accepts, values = self._patterns.predicate(matcher), self._postings.get(matcher.name, {})
+        accepts, values = build_predicate(matcher), self._postings.get(matcher.name, {})
         if numbers is not None and CHECK_MICROSECONDS * len(numbers) < len(values) + MARK_MICROSECONDS * len(self):
             labels_by_number = self.labels
             is_accepted = [

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from watchkeeper.errors import StoreError
 from watchkeeper.store.blocks.label_table import GrowingTable, LabelTable
-from watchkeeper.store.index import Patterns
 from watchkeeper.store.series import Pairs
 
 NAMES = ("__name__", "gpu", "node", "pod")
@@ -41,9 +40,9 @@ def test_a_table_matches_like_its_label_sets(label_sets_by_row: list[dict[str, s
     table, every = table_of(series), np.arange(len(series))
     assert table.pairs_of(every) == series
     expected = [row for row, labels in enumerate(label_sets_by_row) if labels.get(name, "") == value]
-    rows = table.find_matching([Equal(name, value)], Patterns().predicate)
+    rows = table.find_matching([Equal(name, value)])
     assert rows.tolist() == expected
-    both = table.find_matching([Equal(name, value), Equal("node", "a")], Patterns().predicate)
+    both = table.find_matching([Equal(name, value), Equal("node", "a")])
     assert both.tolist() == [row for row in expected if label_sets_by_row[row].get("node") == "a"]
     assert table.pairs_of(rows) == [series[row] for row in rows]
     assert table.names_of(rows) == {label for row in rows for label in label_sets_by_row[row]}

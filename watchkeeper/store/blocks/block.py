@@ -26,7 +26,7 @@ from watchkeeper.store.blocks.block_writer import MAGIC, TAIL, VERSION
 from watchkeeper.store.blocks.label_table import LabelTable, Numbers
 from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, from_file
 from watchkeeper.store.corruption import Corruption
-from watchkeeper.store.index import Matcher, Matchers, Patterns
+from watchkeeper.store.index import Matcher, Matchers
 from watchkeeper.store.sample_columns import Columns, check_sample_limit
 from watchkeeper.store.series import Pairs, SeriesSet
 
@@ -88,11 +88,9 @@ class _SeriesDirectory:
 class Block:
     """One block file; StoreError if the file is not a valid block."""
 
-    def __init__(
-        self, path: Path, *, cache: ChunkCache, patterns: Patterns, report: Callable[[Corruption], None]
-    ) -> None:
+    def __init__(self, path: Path, *, cache: ChunkCache, report: Callable[[Corruption], None]) -> None:
         self.path = path
-        self._cache, self._patterns, self._report = cache, patterns, report
+        self._cache, self._report = cache, report
         self._lock = threading.Lock()
         self._chunk_index: _ChunkIndex | None = None
         self._directory: _SeriesDirectory | None = None
@@ -167,7 +165,7 @@ class Block:
     def find_rows(self, matchers: Matchers) -> tuple[Ints, SeriesSet]:
         """The rows that match a selector, and their label sets; not cached."""
         labels = self.directory.labels
-        rows = labels.find_matching(matchers, self._patterns.predicate)
+        rows = labels.find_matching(matchers)
         return rows, SeriesSet(labels.pairs_of(rows))
 
     def metric_names(self) -> list[str]:
@@ -294,7 +292,7 @@ class Block:
 
     def _rows_in_range(self, matchers: Matchers, start_ms: int, end_ms: int) -> Ints:
         directory = self.directory
-        rows = directory.labels.find_matching(matchers, self._patterns.predicate)
+        rows = directory.labels.find_matching(matchers)
         return rows[(directory.last_ms[rows] >= start_ms) & (directory.first_ms[rows] <= end_ms)]
 
     def _read_windows(self, numbers: Numbers, start_ms: int, end_ms: int) -> tuple[Ints, Ints, Ints]:

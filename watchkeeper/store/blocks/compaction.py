@@ -17,7 +17,7 @@ from watchkeeper.store.blocks.block import Block, ChunkCache
 from watchkeeper.store.blocks.block_writer import BlockWriter
 from watchkeeper.store.columns import NEVER_MS, SLOT_BYTES
 from watchkeeper.store.corruption import Corruption
-from watchkeeper.store.index import Matcher, MatchOp, Patterns
+from watchkeeper.store.index import Matcher, MatchOp
 from watchkeeper.store.sample_columns import Columns, SeriesUnion, UnionCache, join
 from watchkeeper.store.series import SeriesSet
 
@@ -60,7 +60,7 @@ def merge(sources: Sequence[Block], folder: Path, *, since_ms: int = -NEVER_MS, 
     # A separate cache, because merging reads chunks once and would evict the chunks of queries. It has room for the
     # current chunk of each source, its times, and one more.
     cache = ChunkCache(3 * SLOT_BYTES * sum(source.largest_chunk_samples for source in sources))
-    source_blocks = [Block(source.path, cache=cache, patterns=Patterns(), report=damages.append) for source in sources]
+    source_blocks = [Block(source.path, cache=cache, report=damages.append) for source in sources]
     names = sorted({name for block in source_blocks for name in block.metric_names()})
     writer = BlockWriter(
         folder,

@@ -10,7 +10,7 @@ import itertools
 import json
 import struct
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from watchkeeper import errors
 from watchkeeper.store import codec
 from watchkeeper.store.columns import Ints
-from watchkeeper.store.index import Matcher, Matchers
+from watchkeeper.store.index import Matchers, build_predicate
 from watchkeeper.store.series import Pairs
 
 # The number of a series without the label; it means the empty value.
@@ -60,10 +60,10 @@ class LabelTable:
         self._columns = {name: _Column(label_numbers) for name, label_numbers in zip(values, numbers, strict=True)}
         self._pairs = {name: [None, *((name, text) for text in texts[1:])] for name, texts in values.items()}
 
-    def find_matching(self, matchers: Matchers, predicate: Callable[[Matcher], Callable[[str], bool]]) -> Ints:
+    def find_matching(self, matchers: Matchers) -> Ints:
         rows = np.arange(self.size)
         for matcher in matchers:
-            accepts = predicate(matcher)
+            accepts = build_predicate(matcher)
             if matcher.name in self.values:
                 accepted = np.fromiter(map(accepts, self.values[matcher.name]), dtype=bool)
                 rows = rows[accepted[self._columns[matcher.name].take(rows)]]

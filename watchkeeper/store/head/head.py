@@ -392,12 +392,8 @@ class Head:
 
     def labels_of(self, ids: Ints) -> list[label_sets.Labels | None]:
         """The labels of ids, None for a removed series; the WAL calls this under the lock."""
-        return [
-            self._index.labels[id & NUMBER_MASK]
-            if int(self._number_uses[id & NUMBER_MASK]) == id >> NUMBER_BITS
-            else None
-            for id in ids.tolist()
-        ]
+        entries = zip((ids & NUMBER_MASK).tolist(), self._is_current(ids).tolist(), strict=True)
+        return [self._index.labels[number] if is_current else None for number, is_current in entries]
 
     def warnings(self) -> tuple[str, ...]:
         """No warnings: memory has no damaged files."""

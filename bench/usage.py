@@ -48,14 +48,13 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
             seconds = []
             for _ in range(options.rounds):
                 started_at = time.perf_counter()
-                table = usage_reader.read_usage(
-                    engine, usage_ledger, since=BEGIN + shift, until=until - shift, by_job=False
-                )
+                window = (BEGIN + shift, until - shift)
+                [table] = usage_reader.read_usage_periods(engine, usage_ledger, [window], by_job=False)
                 report = cost.create_report(table, prices.shipped_book(), ["team"], policy=cost.Policy.ALLOCATION)
                 seconds.append(time.perf_counter() - started_at)
             numbers[f"{name}_seconds"] = min(seconds)
             total_usage = usage.total(summary.total(table))
-            numbers[f"{name}_sum_error"] = abs(total_usage / (options.gpus * table.hours) - 1)
+            numbers[f"{name}_sum_error"] = abs(total_usage / (options.gpus * (table.until - table.since) / HOUR) - 1)
             numbers[f"{name}_money"] = report.money
         numbers["reference_seconds"] = _reference(row_count * len(usage.PARTS))
         numbers["ratio"] = numbers["year_seconds"] / numbers["reference_seconds"]
@@ -72,7 +71,8 @@ def _statements(
     teams_by_run: dict[str, tuple[str, ...]] = {"one_statement": ("team-000",), "statements": ()}
     for name, teams in teams_by_run.items():
         started_at = time.perf_counter()
-        table = usage_reader.read_usage(engine, usage_ledger, since=BEGIN, until=BEGIN + MONTH_DAYS * DAY, by_job=True)
+        month = (BEGIN, BEGIN + MONTH_DAYS * DAY)
+        [table] = usage_reader.read_usage_periods(engine, usage_ledger, [month], by_job=True)
         bill = cost.price_usage([table], prices.shipped_book(), policy=cost.Policy.ALLOCATION)
         numbers[name] = sum(
             1 for _ in monthly.create_statements(bill, monthly.StatementRequest(MONTH, ZoneInfo("UTC"), teams))

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 
+from watchkeeper.accounting import ledger, usage, usage_reader
 from watchkeeper.kit import clock
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.query import embedded
@@ -85,3 +86,14 @@ def series(minute: Minute) -> dict[Labels, float]:
             owner = {"workload_kind": "pod", "workload": holder, "namespace": holder[0], "team": holder[0]}
             made.append((Labels({METRIC_NAME: "watchkeeper_gpu_workload_info", **gpu, **owner}), 1.0))
     return dict(made)
+
+
+def read_usage(
+    engine: embedded.EmbeddedEngine,
+    usage_ledger: ledger.UsageLedger | None,
+    *,
+    since: float,
+    until: float,
+    by_job: bool,
+) -> usage.UsageTable:
+    return usage_reader.read_usage_periods(engine, usage_ledger, [(since, until)], by_job=by_job)[0]

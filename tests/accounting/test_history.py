@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tests.accounting.histories import EXPECTED, START, Minute, minute_of, told
+from tests.accounting.histories import EXPECTED, START, Minute, minute_of, read_usage, told
 from watchkeeper.accounting import ledger, summary, usage, usage_reader
 from watchkeeper.catalogue import mig
 from watchkeeper.kit import clock
@@ -52,7 +52,7 @@ def by_hand(minutes: list[Minute]) -> dict[str, float]:
 
 @pytest.mark.slow
 def test_recorded_hours_are_what_counting_finds(engine: embedded.EmbeddedEngine) -> None:
-    table = usage_reader.read_usage(engine, None, since=SINCE, until=SINCE + 7200, by_job=True)
+    table = read_usage(engine, None, since=SINCE, until=SINCE + 7200, by_job=True)
     found, expected = summary.plain_amounts(summary.total(table)), by_hand(history()[:120])
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-4)
     assert found["total"] == pytest.approx(2 * EXPECTED, rel=1e-4)
@@ -61,7 +61,7 @@ def test_recorded_hours_are_what_counting_finds(engine: embedded.EmbeddedEngine)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", usage.DIMENSIONS)
 def test_lines_of_every_dimension_sum_to_the_total(engine: embedded.EmbeddedEngine, name: str) -> None:
-    table = usage_reader.read_usage(engine, None, since=SINCE, until=SINCE + 7200, by_job=True)
+    table = read_usage(engine, None, since=SINCE, until=SINCE + 7200, by_job=True)
     summed = sum(line.amounts for line in summary.usage_lines(table, [name]))
     assert summed == pytest.approx(summary.total(table), rel=1e-9)
 
@@ -78,15 +78,15 @@ def test_jobs_sum_to_teams_and_the_ledger_says_the_same_as_the_engine(
     assert usage_reader.update_ledger(engine, kept, now=SINCE + 7200 + 600) == 1
     assert usage_reader.update_ledger(engine, kept, now=SINCE + 7200 + 600) == 0
     window = {"since": SINCE, "until": SINCE + 7200}
-    teams = usage_reader.read_usage(engine, None, **window, by_job=False)
+    teams = read_usage(engine, None, **window, by_job=False)
     for by_job in (True, False):
-        again = usage_reader.read_usage(engine, kept, **window, by_job=by_job)
+        again = read_usage(engine, kept, **window, by_job=by_job)
         assert summary.total(again) == pytest.approx(summary.total(teams), rel=1e-6)
 
 
 @pytest.mark.slow
 def test_minutes_stand_in_for_an_hour_that_is_not_recorded_yet(engine: embedded.EmbeddedEngine) -> None:
-    table = usage_reader.read_usage(engine, None, since=SINCE + 7200, until=SINCE + 7200 + 180, by_job=True)
+    table = read_usage(engine, None, since=SINCE + 7200, until=SINCE + 7200 + 180, by_job=True)
     found, expected = summary.plain_amounts(summary.total(table)), by_hand(history()[120:123])
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-4)
 
@@ -99,7 +99,7 @@ def test_a_hub_that_is_killed_between_two_rules_makes_no_hour_longer_or_shorter(
     minutes = {(at, "usage-minutes"): rules for at, rules in ((7, 4), (20, 9), (33, 16), (51, 22), (122, 10))}
     engine = told(steady, cut={**minutes, (120, "usage-hours"): 3})
     for since, until in ((0, 60), (60, 120), (0, 120), (120, 124)):
-        table = usage_reader.read_usage(engine, None, since=SINCE + since * 60, until=SINCE + until * 60, by_job=by_job)
+        table = read_usage(engine, None, since=SINCE + since * 60, until=SINCE + until * 60, by_job=by_job)
         found = summary.plain_amounts(summary.total(table))
         assert found["total"] == pytest.approx(EXPECTED * (until - since) / 60, rel=1e-4)
         # What is written of a minute that nobody finished moves the parts by that minute at most.

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.accounting.histories import empty_engine
+from tests.accounting.histories import empty_engine, read_usage
 from tests.properties import examples
 from watchkeeper.accounting import ledger, recorded_hours, summary, usage, usage_reader
 from watchkeeper.accounting.tally import HOUR, MIN_GAP_SECONDS, unowned_key
@@ -44,7 +44,7 @@ def engine_of(recorded_hours: dict[int, tuple[float, float, int]], *, offset: fl
 
 
 def totals(engine: embedded.EmbeddedEngine, since: float, until: float) -> usage.Amounts:
-    return summary.total(usage_reader.read_usage(engine, None, since=since, until=until, by_job=False))
+    return summary.total(read_usage(engine, None, since=since, until=until, by_job=False))
 
 
 @examples(40)
@@ -83,7 +83,7 @@ def test_windows_that_tile_a_time_sum_to_it(
 
 def test_a_gap_is_unknown_and_never_idle_and_both_are_said() -> None:
     engine = engine_of({2: (6.0, 2.0, 60), 5: (6.0, 2.0, 60)})
-    table = usage_reader.read_usage(engine, None, since=DAY, until=DAY + 6 * HOUR, by_job=False)
+    table = read_usage(engine, None, since=DAY, until=DAY + 6 * HOUR, by_job=False)
     amounts = summary.total(table)
     assert amounts[usage.UNKNOWN] == pytest.approx(16.0)
     assert amounts[usage.IDLE] == pytest.approx(4.0)
@@ -128,9 +128,7 @@ def test_a_ledger_gives_back_any_window(tmp_path_factory: pytest.TempPathFactory
         found = hours_of_a_day(DAY + day * 86_400)
         kept.write_day(DAY + day * 86_400, found, found)
     last = min(first + length, 72)
-    table = usage_reader.read_usage(
-        empty_engine(), kept, since=DAY + first * HOUR, until=DAY + last * HOUR, by_job=False
-    )
+    table = read_usage(empty_engine(), kept, since=DAY + first * HOUR, until=DAY + last * HOUR, by_job=False)
     assert usage.total(summary.total(table)) == pytest.approx(8.0 * (last - first), rel=1e-6)
     assert {line.names[0]: round(float(line.amounts[0])) for line in summary.usage_lines(table, ["team"])} == {
         "vision": 3 * (last - first), "speech": 2 * (last - first), "unmapped": last - first, usage.UNOWNED: 0,
@@ -151,7 +149,7 @@ def test_a_ledger_that_lags_behind_changes_no_total(
         if len(known.starts):
             kept.write_day(day, known, known)
     window = {"since": DAY - HOUR, "until": DAY + 32 * HOUR, "by_job": False}
-    one, other = (summary.total(usage_reader.read_usage(engine, source, **window)) for source in (None, kept))
+    one, other = (summary.total(read_usage(engine, source, **window)) for source in (None, kept))
     assert other == pytest.approx(one, rel=1e-5, abs=1e-5)
 
 
@@ -167,13 +165,13 @@ def test_a_broken_day_is_said_and_counts_as_unknown(tmp_path: Path) -> None:
     for day in range(3):
         kept.write_day(DAY + day * 86_400, hours_of_a_day(DAY + day * 86_400), hours_of_a_day(DAY + day * 86_400))
     (tmp_path / "2026-11-02.npz").write_bytes(b"PK nonsense")
-    table = usage_reader.read_usage(empty_engine(), kept, since=DAY, until=DAY + 3 * 86_400, by_job=False)
+    table = read_usage(empty_engine(), kept, since=DAY, until=DAY + 3 * 86_400, by_job=False)
     assert summary.total(table)[usage.UNKNOWN] == pytest.approx(24 * 8)
     assert any("cannot read the usage ledger of 2026-11-02" in note for note in table.notes)
 
 
 def test_nothing_recorded_says_when_it_will_be() -> None:
-    table = usage_reader.read_usage(empty_engine(), None, since=DAY, until=DAY + HOUR, by_job=False)
+    table = read_usage(empty_engine(), None, since=DAY, until=DAY + HOUR, by_job=False)
     assert "usage starts when the rules of usage-hours.yaml have run" in table.notes[0]
 
 
@@ -183,7 +181,7 @@ def test_a_hub_that_is_away_where_a_window_begins_leaves_no_hour_out() -> None:
     for cut in (11, 15, 19):
         parts = totals(engine, DAY, DAY + cut * HOUR) + totals(engine, DAY + cut * HOUR, DAY + 30 * HOUR)
         assert parts == pytest.approx(whole)
-    later = usage_reader.read_usage(engine, None, since=DAY + 15 * HOUR, until=DAY + 30 * HOUR, by_job=False)
+    later = read_usage(engine, None, since=DAY + 15 * HOUR, until=DAY + 30 * HOUR, by_job=False)
     assert later.recorded_hours == 15
     assert [note.partition(":")[2] for note in later.notes] == [
         " no records for 5.0 hours (from 2026-11-01T15:00Z); its GPUs count as unknown"
@@ -206,15 +204,15 @@ def test_a_day_on_which_a_cluster_was_silent_is_unknown_and_not_empty(tmp_path: 
     kept = ledger.UsageLedger(tmp_path)
     kept.write_day(DAY, hours_of_a_day(DAY, rows=12), hours_of_a_day(DAY, rows=12))
     silent, later = DAY + 86_400, DAY + 9 * 86_400
-    found = usage_reader.read_usage(empty_engine(), kept, since=silent, until=silent + 86_400, by_job=True)
+    found = read_usage(empty_engine(), kept, since=silent, until=silent + 86_400, by_job=True)
     assert summary.total(found)[usage.UNKNOWN] == usage.total(summary.total(found)) == pytest.approx(24 * 8)
     # Whoever is away for longer than a week is gone.
-    assert not usage_reader.read_usage(empty_engine(), kept, since=later, until=later + 86_400, by_job=True).keys
+    assert not read_usage(empty_engine(), kept, since=later, until=later + 86_400, by_job=True).keys
 
 
 def test_what_nobody_saw_of_a_cluster_of_one_model_is_of_that_model() -> None:
     engine = engine_of(dict.fromkeys((0, 1, 4), (4, 2, 60)))
-    table = usage_reader.read_usage(engine, None, since=DAY, until=DAY + 5 * HOUR, by_job=False)
+    table = read_usage(engine, None, since=DAY, until=DAY + 5 * HOUR, by_job=False)
     unknown = {
         key: row[usage.UNKNOWN] for key, row in zip(table.keys, table.amounts, strict=True) if row[usage.UNKNOWN]
     }
@@ -226,6 +224,6 @@ def test_what_nobody_saw_of_a_cluster_of_two_models_is_of_neither() -> None:
     other = {METRIC_NAME: "watchkeeper:team_gpu_hours:sum", "cluster": "main", "modelName": "NVIDIA L4"}
     at = round((DAY + 5 * HOUR + 0.4) * 1000)
     engine.appender.append([Sample(Labels({**other, "team": usage.UNOWNED, "part": "idle"}), at, 1.0)])
-    table = usage_reader.read_usage(engine, None, since=DAY, until=DAY + 5 * HOUR, by_job=False)
+    table = read_usage(engine, None, since=DAY, until=DAY + 5 * HOUR, by_job=False)
     unknown = [key for key, row in zip(table.keys, table.amounts, strict=True) if row[usage.UNKNOWN]]
     assert unknown == [unowned_key(cluster="main")]

@@ -80,10 +80,15 @@ def evaluate_teams(
             continue
         rest, low, high = forecast_run_rate(daily.get(team, ()), days_left)
         expected = spent_so_far + rest
-        lowest, highest = (
-            None if limit_of_rest is None else spent_so_far + limit_of_rest for limit_of_rest in (low, high)
-        )
-        state = _budget_state(limit, spent_so_far, expected, highest)
+        lowest, highest = (None if end is None else spent_so_far + end for end in (low, high))
+        if limit is None:
+            state = BudgetState.NO_BUDGET
+        elif spent_so_far > limit:
+            state = BudgetState.OVER
+        elif expected > limit:
+            state = BudgetState.WILL_BE_OVER
+        else:
+            state = BudgetState.MAY_BE_OVER if highest is not None and highest > limit else BudgetState.WITHIN
         team_budgets.append(TeamBudget(team, limit, spent_so_far, expected, lowest, highest, state))
     order = list(BudgetState)
     return sorted(team_budgets, key=lambda budget: (order.index(budget.state), -(budget.forecast or 0.0)))
@@ -130,13 +135,3 @@ def _recorded_share(day: usage.UsageTable) -> float:
     amounts = day.amounts.sum(axis=0)
     total = usage.total(amounts)
     return 1 - float(amounts[usage.UNKNOWN]) / total if total > cost.MIN_HOURS else 0.0
-
-
-def _budget_state(limit: float | None, spent: float, expected: float, high: float | None) -> BudgetState:
-    if limit is None:
-        return BudgetState.NO_BUDGET
-    if spent > limit:
-        return BudgetState.OVER
-    if expected > limit:
-        return BudgetState.WILL_BE_OVER
-    return BudgetState.MAY_BE_OVER if high is not None and high > limit else BudgetState.WITHIN

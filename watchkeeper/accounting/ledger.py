@@ -7,6 +7,7 @@ and never by one with fewer hours.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import zipfile
@@ -58,10 +59,8 @@ class UsageLedger:
     def days(self) -> list[float]:
         starts = []
         for path in self._folder.glob("????-??-??.npz"):
-            try:
+            with contextlib.suppress(ValueError):
                 starts.append(datetime.strptime(path.stem, "%Y-%m-%d").replace(tzinfo=UTC).timestamp())
-            except ValueError:
-                continue
         return sorted(starts)
 
     def add_to_tally(self, tally: UsageTally, *, by_job: bool) -> list[tuple[float, float]]:

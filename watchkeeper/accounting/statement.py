@@ -78,18 +78,14 @@ def _render_figures(page: StatementPage) -> str:
         ("wasted", f"{wasted:,.1f} GPU-hours"),
         ("energy", energy if report["kwh"] else "not measured"),
     ]
-    if page.budget is not None and page.budget["budget"] is not None:
-        figures.append(("budget this month", report_files.format_money(page.budget["budget"], currency)))
-        figures.append(("forecast for the month", _format_forecast(page.budget, currency)))
+    budget = page.budget
+    if budget is not None and budget["budget"] is not None:
+        interval = "" if budget["low"] is None else f" (80 %: {budget['low']:,.0f} to {budget['high']:,.0f})"
+        forecast = report_files.format_money(budget["forecast"], currency) + interval
+        figures.append(("budget this month", report_files.format_money(budget["budget"], currency)))
+        figures.append(("forecast for the month", f"{forecast}: {budget['state'].replace('_', ' ')}"))
     cells = "".join(f"<div><dt>{_escape(name)}</dt><dd>{_escape(value)}</dd></div>" for name, value in figures)
     return f'<dl class="figures">{cells}</dl>'
-
-
-def _format_forecast(budget: Mapping[str, Any], currency: str) -> str:
-    interval = ""
-    if budget["low"] is not None:
-        interval = f" (80 %: {budget['low']:,.0f} to {budget['high']:,.0f})"
-    return f"{report_files.format_money(budget['forecast'], currency)}{interval}: {budget['state'].replace('_', ' ')}"
 
 
 def _render_table(title: str, report: Mapping[str, Any]) -> str:

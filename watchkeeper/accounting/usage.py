@@ -63,10 +63,6 @@ class UsageTable:
             raise ValueError(f"{len(self.keys)} keys have amounts of shape {self.amounts.shape}")
 
     @property
-    def hours(self) -> float:
-        return (self.until - self.since) / 3600
-
-    @property
     def recorded_hours(self) -> float:
         """Hours of the window since records start."""
         return (self.until - max(self.since, self.first or self.since)) / 3600

@@ -33,12 +33,6 @@ def needs_jobs(dimensions: frozenset[str]) -> bool:
     return bool(dimensions & recorded_hours.JOB_DIMENSIONS)
 
 
-def read_usage(
-    engine: Engine, ledger: UsageLedger | None, *, since: float, until: float, by_job: bool
-) -> usage.UsageTable:
-    return read_usage_periods(engine, ledger, [(since, until)], by_job=by_job)[0]
-
-
 def read_usage_periods(
     engine: Engine, ledger: UsageLedger | None, periods: Sequence[tuple[float, float]], *, by_job: bool
 ) -> list[usage.UsageTable]:

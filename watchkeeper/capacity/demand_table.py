@@ -102,7 +102,8 @@ def read_points(text: str, columns: DemandColumns, *, where: str, now: float) ->
     for row in itertools.chain(first, selected_rows):
         reader.add_row(row)
     times, values, lines = (np.array(column) for column in (reader.times, reader.values, reader.lines))
-    is_far = _find_far_times(times)
+    early, middle, late = np.quantile(times, [0.1, 0.5, 0.9]) if len(times) else (0.0, 0.0, 0.0)
+    is_far = np.asarray((np.abs(times - middle) > FAR_SPANS * (late - early)) & (late > early))
     for at, line in zip(times[is_far].tolist(), lines[is_far].tolist(), strict=True):
         problems.add("time far from all others", line, datetime.fromtimestamp(at, UTC).isoformat())
     times, values, lines = times[~is_far], values[~is_far], lines[~is_far]
@@ -148,13 +149,6 @@ def _find_repeated_rows(times: Floats, values: Floats, *, is_plain: bool) -> npt
     order = np.lexsort((values, times))
     is_same = (np.diff(times[order]) == 0) & (np.diff(values[order]) == 0)
     return np.sort(order[1:][is_same & (is_plain and 2 * int(is_same.sum()) >= len(times))])
-
-
-def _find_far_times(times: Floats) -> npt.NDArray[np.bool_]:
-    if not len(times):
-        return np.zeros(0, dtype=np.bool_)
-    early, middle, late = np.quantile(times, [0.1, 0.5, 0.9])
-    return np.asarray((np.abs(times - middle) > FAR_SPANS * (late - early)) & (late > early))
 
 
 def _time_notes(times: Floats, lines: npt.NDArray[np.int64], *, combine: str, now: float) -> list[str]:

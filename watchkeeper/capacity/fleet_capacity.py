@@ -70,6 +70,7 @@ def summarise_capacity(nodes: Sequence[NodeCapacity]) -> FleetCapacity:
     total = sum(free)
     largest = max((node.gpus for node in nodes), default=0)
     shapes = [shape for shape in SHAPES if shape <= largest] or ([largest] if largest else [])
+    faulty = [node for node in nodes if node.out_of_service]
     shape_capacities = tuple(count_by_shape(free, shapes))
     return FleetCapacity(
         sum(node.gpus for node in nodes),
@@ -78,9 +79,7 @@ def summarise_capacity(nodes: Sequence[NodeCapacity]) -> FleetCapacity:
         total,
         shape_capacities,
         shape_capacities[-1].stranded_gpus / total if total and shape_capacities else None,
-        tuple(
-            (node.name, node.out_of_service, node.unavailable_reason or LOST) for node in nodes if node.out_of_service
-        ),
+        tuple((node.name, node.out_of_service, node.unavailable_reason or LOST) for node in faulty),
     )
 
 

@@ -30,13 +30,10 @@ NAMED_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class BacktestResult:
-    """The errors of past forecasts; None if the history is too short.
-
-    `naive_wape` is the error of the better naive forecast, which repeats the last day or the last week, on the same
-    points. Forecasts from `since_seconds` on are evaluated, over the whole horizon if `covers_horizon`.
-    """
+    """The errors of past forecasts from `since_seconds` on; None if the history is too short."""
 
     wape: float | None
+    # Of the better naive forecast, which repeats the last day or the last week, on the same points.
     naive_wape: float | None
     naive_day_wape: float | None
     naive_week_wape: float | None
@@ -44,6 +41,7 @@ class BacktestResult:
     covered: float | None
     origins: int
     since_seconds: float | None
+    # Whether they are evaluated over the whole horizon.
     covers_horizon: bool
 
 

@@ -1,8 +1,7 @@
 """Build job records for a replay from the GPU allocations that a hub recorded.
 
-packs/rules/usage-hours.yaml records each minute the GPUs of every workload; consecutive minutes are one job. The
-submission time is known only for jobs that a scheduler still lists. Other jobs count as submitted when they started,
-and their wait is unknown.
+packs/rules/usage-hours.yaml records each minute the GPUs of every workload; consecutive minutes are one job. Jobs that
+no scheduler lists any more count as submitted when they started, and their wait is unknown.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ LONGEST_GAP_SECONDS = 600.0
 CHUNK_SECONDS = 86_400.0
 
 # Cluster, kind, namespace and name of a workload.
-Identity = tuple[str, str, str, str]
+Identity = tuple[str, ...]
 
 
 def query_step(window_seconds: float) -> int:
@@ -71,12 +70,10 @@ class WorkloadHistory:
 
     def add_result(self, result: QueryResult) -> None:
         for labels, times_ms, values in result.frame.rows():
-            name = labels.get("workload", "")
+            key = tuple(labels.get(name, "") for name in ("cluster", "workload_kind", "namespace", "workload"))
             is_allocated = values > 0
-            if not name or not is_allocated.any():
-                continue
-            key = (labels.get("cluster", ""), labels.get("workload_kind", ""), labels.get("namespace", ""), name)
-            self._add(key, times_ms[is_allocated] / 1000, values[is_allocated])
+            if key[-1] and is_allocated.any():
+                self._add(key, times_ms[is_allocated] / 1000, values[is_allocated])
 
     def _add(self, key: Identity, at: Floats, gpus: Floats) -> None:
         cuts = np.flatnonzero(np.diff(at) > max(LONGEST_GAP_SECONDS, 2 * self.step)) + 1
@@ -92,7 +89,7 @@ class WorkloadHistory:
     def build_records(
         self, since: float, until: float, scheduled_workloads: Iterable[workloads.ScheduledWorkload]
     ) -> JobRecords:
-        workloads_by_key = {
+        workloads_by_key: dict[Identity, workloads.ScheduledWorkload] = {
             (
                 scheduled.cluster,
                 scheduled.workload.kind.value,

@@ -38,11 +38,7 @@ class RightsizingAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkloadUse:
-    """How a workload used each of its GPUs, as shares from 0 to 1 and MiB; None if not measured.
-
-    On MIG instances, all values are about the instances, and `slice` is their profile. `is_shared`: other workloads use
-    the same GPU. `is_new`: measured for less than ten minutes.
-    """
+    """How a workload used each of its GPUs, as shares from 0 to 1 and MiB; None if not measured."""
 
     name: str
     gpus: int
@@ -51,8 +47,11 @@ class WorkloadUse:
     p95_active: float | None
     peak_memory_mib: float | None
     memory_mib: float | None
+    # The profile of its MIG instances: then all values are about the instances.
     slice: str = ""
+    # Other workloads use the same GPU.
     is_shared: bool = False
+    # Measured for less than ten minutes.
     is_new: bool = False
 
 

@@ -1,8 +1,7 @@
 """The MIG profiles of each GPU model, from packs/mig_profiles.csv, and which instances fit together.
 
 An instance takes compute slices of the GPU (seven, four or two) and a range of its memory slices, which can start
-only at certain positions. `render.mig` checks a layout before it writes it, `capacity.rightsizing` before it
-recommends one. The GPUs, with the driver's names for them, are in packs/mig_gpus.csv.
+only at certain positions. The GPUs, with the driver's names for them, are in packs/mig_gpus.csv.
 """
 
 from __future__ import annotations

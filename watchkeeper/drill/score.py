@@ -30,8 +30,6 @@ DETECTION_TIMEOUT_SECONDS = 2 * 3600
 JOB_INCIDENT_SECONDS = 90
 # Time after detection for place, severity and cause to become right: two minutes of evidence.
 SETTLE_SECONDS = 180
-
-
 # One node gets the faults; the others are for comparison.
 PAIR_GPUS = 64
 # Heat with bad memory, a network link with memory, a program fault with a hardware fault, and pairs with similar
@@ -54,23 +52,21 @@ SECOND_AFTER_DETECTION = frozenset({("fan-failure", "xid-48")})
 
 @dataclass(frozen=True, slots=True)
 class ScenarioScore:
-    """The result for one fault: what the best matching incident got right.
-
-    `seconds_to_detect` is the time from fault to incident, None without an incident. `budget_seconds` is its limit:
-    `visible_after` of the scenario, plus 2 s for an event, or `for` and two evaluations for an alert.
-    `has_no_duplicates` is False if a job that the fault stopped has a separate incident. `cause` is the true cause,
-    `named_cause` the cause of the diagnosis.
-    """
+    """The result for one fault: what the best matching incident got right."""
 
     name: str
     detected: bool
+    # From the fault to its incident, None without an incident.
     seconds_to_detect: float | None
+    # `visible_after` of the scenario, plus 2 s for an event, or `for` and two evaluations for an alert.
     budget_seconds: float | None
     within_budget: bool
     place_right: bool
     severity_right: bool
     diagnosed: bool
+    # False if a job that the fault stopped has a separate incident.
     has_no_duplicates: bool = wire.json_key("told_once", default=True)
+    # The true cause, and that of the diagnosis.
     cause: str = ""
     named_cause: str | None = wire.json_key("named", default=None)
 

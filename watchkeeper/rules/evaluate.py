@@ -56,20 +56,23 @@ class RuleHealth(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RuleState:
-    """The state of one rule: its alerts, the series it wrote last, and the outcome of the last evaluation.
-
-    `recorded_as` has the recorded label set of each series of the last result: mostly the next result has the same.
-    `resolves_after` is set after a start: firing alerts are not resolved before, see `with_resolve_delays`.
-    """
+    """The state of one rule: its alerts, the series it wrote last, and the outcome of the last evaluation."""
 
     alerts: Mapping[Labels, Alert] = field(default_factory=dict)
     written: frozenset[Labels] = frozenset()
+    # The recorded label set of each series of the last result: mostly the next result has the same.
     recorded_as: Mapping[Labels, Labels] = field(default_factory=dict)
     health: RuleHealth = RuleHealth.UNKNOWN
     last_error: str = ""
     evaluated_at: datetime | None = None
     duration_seconds: float = 0.0
+    # Set after a start: firing alerts are not resolved before, see `with_resolve_delays`.
     resolves_after: datetime | None = None
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether it has alerts from before the start and was not evaluated yet."""
+        return self.evaluated_at is None and bool(self.alerts)
 
 
 RuleStates: TypeAlias = Mapping[str, RuleState]
@@ -111,7 +114,7 @@ def evaluate_each(
     for rule in group.rules:
         key, started = rule_key(group, rule), timer()
         before = state.get(key, RuleState())
-        if isinstance(rule, AlertingRule) and _is_restored(before) and before.resolves_after is None:
+        if isinstance(rule, AlertingRule) and before.is_restored and before.resolves_after is None:
             before = replace(before, resolves_after=now + _resolve_delay(group, rule))
         outcome = _evaluate_rule(group, rule, engine, before, now=now, environment=environment)
         new_state = replace(outcome.state, evaluated_at=now, duration_seconds=timer() - started)
@@ -257,15 +260,10 @@ def with_resolve_delays(group: RuleGroup, state: RuleStates, coverage: Evaluatio
     for rule in group.rules:
         key = rule_key(group, rule)
         rule_state = delayed.get(key, RuleState())
-        if isinstance(rule, AlertingRule) and _is_restored(rule_state):
+        if isinstance(rule, AlertingRule) and rule_state.is_restored:
             until = max(coverage.since + _resolve_delay(group, rule), coverage.started + FIRST_SCRAPES)
             delayed[key] = replace(rule_state, resolves_after=until)
     return delayed
-
-
-def _is_restored(rule_state: RuleState) -> bool:
-    """Whether a rule has alerts from before the start and was not evaluated yet."""
-    return rule_state.evaluated_at is None and bool(rule_state.alerts)
 
 
 def _resolve_delay(group: RuleGroup, rule: AlertingRule) -> timedelta:

@@ -1,6 +1,5 @@
 """Load and reload rules: all files together, or every problem with file and line.
 
-`rule_loops` calls `read_sources` at the start and at each reload, and `file_stamps` to find changed files.
 The API, metrics and the console show the result as a `Reload`.
 """
 

@@ -118,7 +118,6 @@ def read_rules(texts: Mapping[str, str | RuleFileError]) -> RuleSet:
 
 
 def list_files(paths: Iterable[Path]) -> Iterable[Path]:
-    """List files; a directory stands for the rule files in it, in the order of names."""
     for path in paths:
         yield from sorted(p for p in path.iterdir() if p.suffix in (".yaml", ".yml")) if path.is_dir() else [path]
 

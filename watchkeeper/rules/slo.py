@@ -1,8 +1,8 @@
 """Generate Prometheus rules from service level objectives: error ratios, remaining error budget, burn-rate alerts.
 
-An SLO is a few lines of YAML (packs/slo.yaml). `read_slos` checks them, `render_rules` writes an ordinary rule file,
-which the hub, promtool and any Prometheus can load. The alerts use several windows, as is usual: the long window shows
-that the problem is significant, the short one that it continues.
+An SLO is a few lines of YAML (packs/slo.yaml); its rules are an ordinary rule file, which the hub, promtool and any
+Prometheus can load. The alerts use several windows, as is usual: the long window shows that the problem is significant,
+the short one that it continues.
 """
 
 from __future__ import annotations

@@ -61,10 +61,9 @@ def humanize(value: Any) -> str:
 
 
 def humanize1024(value: Any) -> str:
-    scaled = number(value)
-    if abs(scaled) <= 1 or not math.isfinite(scaled):
-        return _format_4g(scaled)
-    scaled, prefix = _scale(scaled, BINARY_PREFIXES, by=1024)
+    scaled, prefix = number(value), ""
+    if abs(scaled) > 1 and math.isfinite(scaled):
+        scaled, prefix = _scale(scaled, BINARY_PREFIXES, by=1024)
     return _format_4g(scaled) + prefix
 
 

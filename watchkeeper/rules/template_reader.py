@@ -322,7 +322,13 @@ class _PipelineReader:
                 raise TemplateError(f"undefined variable {variable}")
             return Path(variable, tuple(name for name in fields if name))
         if kind == "word":
-            return self._read_word(text)
+            if text in CONSTANTS:
+                return Literal(CONSTANTS[text])
+            if text in KEYWORDS:
+                raise TemplateError(f"`{text}` is not supported")
+            if text not in FUNCTIONS and text not in CONTEXT_FUNCTIONS and text not in SHORT_CIRCUIT:
+                raise TemplateError(f'function "{text}" not defined')
+            return FunctionUse(text, ())
         if text == "(":
             term = self.read_pipeline(depth=depth + 1)
             if not self.tokens or self.tokens.pop(0)[1] != ")":
@@ -331,12 +337,3 @@ class _PipelineReader:
                 return FieldAccess(term, tuple(self.tokens.pop(0)[1].split(".")[1:]))
             return term
         raise TemplateError(f"unexpected `{text}`" if text else "a value is missing")
-
-    def _read_word(self, text: str) -> Term:
-        if text in CONSTANTS:
-            return Literal(CONSTANTS[text])
-        if text in KEYWORDS:
-            raise TemplateError(f"`{text}` is not supported")
-        if text not in FUNCTIONS and text not in CONTEXT_FUNCTIONS and text not in SHORT_CIRCUIT:
-            raise TemplateError(f'function "{text}" not defined')
-        return FunctionUse(text, ())

@@ -111,23 +111,20 @@ class _Expansion:
     def _expand_branch(self, part: reader.Branch, scope: Scope, dot: Any) -> Iterator[str]:
         value = self._evaluate(part.value, scope, dot)
         if part.word == "range" and value:
-            yield from self._expand_range(part, scope, value)
+            for key, item in sorted(value.items()) if isinstance(value, Mapping) else enumerate(value):
+                # A single variable is the item; of two variables the first is the index.
+                inner = scope.new_child(dict(zip(reversed(part.variables), (item, key), strict=False)))
+                try:
+                    yield from self.expand(part.then, inner, item)
+                except _LoopExited as loop_exit:
+                    if str(loop_exit) == "break":
+                        return
             return
         scope.update(dict.fromkeys(part.variables, value))
         if not value:
             yield from self.expand(part.otherwise, scope, dot)
         else:
             yield from self.expand(part.then, scope, value if part.word == "with" else dot)
-
-    def _expand_range(self, part: reader.Branch, scope: Scope, value: Any) -> Iterator[str]:
-        for key, item in sorted(value.items()) if isinstance(value, Mapping) else enumerate(value):
-            # A single variable is the item; of two variables the first is the index.
-            inner = scope.new_child(dict(zip(reversed(part.variables), (item, key), strict=False)))
-            try:
-                yield from self.expand(part.then, inner, item)
-            except _LoopExited as loop_exit:
-                if str(loop_exit) == "break":
-                    return
 
     def _evaluate(self, term: reader.Term, scope: Scope, dot: Any) -> Any:
         if isinstance(term, reader.Literal):

@@ -53,10 +53,6 @@ class AlertTest:
     alertname: str
     exp_alerts: tuple[ExpectedAlert, ...] = ()
 
-    @property
-    def eval_ms(self) -> int:
-        return durations.parse_ms(str(self.eval_time))
-
 
 @dataclass(frozen=True, slots=True)
 class ExpectedSample:
@@ -78,10 +74,6 @@ class ExprTest:
     expr: str
     eval_time: str | int
     exp_samples: tuple[ExpectedSample, ...] = ()
-
-    @property
-    def eval_ms(self) -> int:
-        return durations.parse_ms(str(self.eval_time))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +160,7 @@ def _run_test(
     pending = _build_samples(test_file, rule_test)
     states: evaluate.RuleStates = {}
     timed: list[AlertTest | ExprTest] = [*rule_test.alert_rule_test, *rule_test.promql_expr_test]
-    last_ms = max((test.eval_ms for test in timed), default=0)
+    last_ms = max((_eval_ms(test) for test in timed), default=0)
     for now_ms in range(0, last_ms + 1, step_ms):
         due = []
         while pending and pending[-1].at_ms <= start_ms + now_ms:
@@ -176,7 +168,7 @@ def _run_test(
         engine.appender.append(due)
         states = _evaluate_groups(test_file, rule_test, rule_set, engine, states, now_ms=now_ms)
         for test in rule_test.alert_rule_test:
-            if now_ms <= test.eval_ms < now_ms + step_ms:
+            if now_ms <= _eval_ms(test) < now_ms + step_ms:
                 yield from _compare_alerts(test, states)
     # As in promtool, samples after the last evaluation are not appended.
     for expr_test in rule_test.promql_expr_test:
@@ -237,7 +229,7 @@ def _compare_alerts(test: AlertTest, states: evaluate.RuleStates) -> Iterator[st
 
 
 def _compare_samples(test: ExprTest, engine: Engine, start_ms: int) -> Iterator[str]:
-    result = engine.instant(test.expr, start_ms + test.eval_ms)
+    result = engine.instant(test.expr, start_ms + _eval_ms(test))
     actual: dict[Labels, float | Histogram] = {**result.latest(), **result.latest_histograms()}
     expected = {series_notation.parse_labels(sample.labels): sample.expected_value for sample in test.exp_samples}
     has_same_series = actual.keys() == expected.keys()
@@ -258,6 +250,10 @@ def _is_same_value(left: float | Histogram, right: float | Histogram) -> bool:
     if isinstance(left, Histogram) or isinstance(right, Histogram):
         return False
     return math.isclose(left, right, rel_tol=RELATIVE_TOLERANCE) or (math.isnan(left) and math.isnan(right))
+
+
+def _eval_ms(test: AlertTest | ExprTest) -> int:
+    return durations.parse_ms(str(test.eval_time))
 
 
 def _difference(expected: Sequence[str], actual: Sequence[str]) -> str:

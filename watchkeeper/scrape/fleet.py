@@ -49,7 +49,6 @@ class InventoryGpu(NamedTuple):
     gpu: fleet.Gpu
     node: str
     cluster: str
-    first_seen_ms: int
     last_seen_ms: int
     gone_since_ms: int | None = None
     steady_since_ms: int = 0
@@ -135,16 +134,13 @@ class ScrapedInventory:
             is_continuous = previous is not None and _is_continuous(previous, key, at_ms)
             if previous is not None and is_continuous and previous.gpu is gpu:
                 # Half the time of `_replace`; each second this creates as many tuples as the fleet has GPUs.
-                self._gpus[uuid] = InventoryGpu(
-                    gpu, node.name, node.cluster, previous.first_seen_ms, at_ms, None, previous.steady_since_ms
-                )
+                self._gpus[uuid] = InventoryGpu(gpu, node.name, node.cluster, at_ms, None, previous.steady_since_ms)
                 continue
             if previous is not None and (previous.cluster, previous.node) != key:
                 self._record_move(GpuMove(uuid, previous.node, node.name, at_ms), node.cluster)
             self.revision += 1
-            first = at_ms if previous is None else previous.first_seen_ms
             steady = previous.steady_since_ms if previous is not None and is_continuous else at_ms
-            self._gpus[uuid] = InventoryGpu(gpu, node.name, node.cluster, first, at_ms, steady_since_ms=steady)
+            self._gpus[uuid] = InventoryGpu(gpu, node.name, node.cluster, at_ms, steady_since_ms=steady)
             self._gone_gpus.pop(uuid, None)
         if previous_uuids != reported_uuids:
             self._uuids.setdefault(key, set()).update(gpus)

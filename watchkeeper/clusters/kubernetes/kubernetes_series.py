@@ -88,7 +88,7 @@ def workload_series(
     for pod in watch.pods():
         if not pod.requests_gpus or not pod.node:
             continue
-        devices = (pod_resources.AllocatedDevice("", "", "", "", text).device for text in pod.device_ids)
+        devices = (pod_resources.AllocatedDevice("", "", "", text).device for text in pod.device_ids)
         device_ids = {device.key for device in devices if device is not None}
         holder = {"workload_kind": "pod", "workload": pod.name, "namespace": pod.namespace, "team": pod.namespace}
         has_all_gpus = pod.gpus == capacity.get(pod.node)

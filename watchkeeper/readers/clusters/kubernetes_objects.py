@@ -142,8 +142,6 @@ class KubernetesJob:
 class Claim:
     """A ResourceClaim: the GPUs that it has, or requests, and the pod that they are counted for."""
 
-    namespace: str
-    name: str
     gpus: int = 0
     pod: str = ""
 
@@ -152,13 +150,8 @@ class Claim:
 class WarningEvent:
     """The newest warning event of an object."""
 
-    kind: str
-    namespace: str
-    name: str
     reason: str
     message: str
-    at: float | None = None
-    count: int = 1
 
 
 def read_node(raw: Any) -> KubernetesNode:
@@ -241,7 +234,7 @@ def is_job_unfinished(raw: Any) -> bool:
 
 def read_claim(raw: Any) -> Claim:
     """Read a ResourceClaim of resource.k8s.io; a claim that several pods share is counted for the first pod."""
-    metadata, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")
+    spec, status = facts.mapping(raw, "spec"), facts.mapping(raw, "status")
     results = facts.rows(facts.mapping(facts.mapping(status, "allocation"), "devices"), "results")
     requests = facts.rows(facts.mapping(spec, "devices"), "requests")
     # v1 puts the request into `exactly`, v1beta1 does not.
@@ -253,23 +246,12 @@ def read_claim(raw: Any) -> Claim:
         if facts.text(request, "deviceClassName") in GPU_CLASSES
     )
     consumers = (facts.text(consumer, "name") for consumer in facts.rows(status, "reservedFor"))
-    namespace, name = intern(facts.text(metadata, "namespace")), facts.require_name(metadata)
-    return Claim(namespace, name, allocated if results else requested, next(consumers, ""))
+    return Claim(allocated if results else requested, next(consumers, ""))
 
 
 def read_warning(raw: Any) -> WarningEvent:
-    """Read an event; current API servers write `series` and `eventTime`, older versions `count` and `lastTimestamp`."""
-    involved, series = facts.mapping(raw, "involvedObject"), facts.mapping(raw, "series")
-    at = series.get("lastObservedTime") or raw.get("lastTimestamp") or raw.get("eventTime")
-    return WarningEvent(
-        facts.text(involved, "kind"),
-        intern(facts.text(involved, "namespace")),
-        facts.text(involved, "name"),
-        intern(facts.text(raw, "reason")),
-        facts.text(raw, "message", intern_it=False)[:MAX_MESSAGE_CHARS],
-        at=facts.time(at),
-        count=facts.count(series.get("count")) or facts.count(raw.get("count")) or 1,
-    )
+    message = facts.text(raw, "message", intern_it=False)[:MAX_MESSAGE_CHARS]
+    return WarningEvent(intern(facts.text(raw, "reason")), message)
 
 
 def pending_reason(reason_name: str, message: str) -> str:

@@ -43,14 +43,13 @@ class NvmlDevice:
 
 @dataclass(frozen=True, slots=True)
 class AllocatedDevice:
-    """One device of one container, as the kubelet lists it. `claim` is set for a dynamic resource."""
+    """One device of one container, as the kubelet lists it; `is_claimed` for a dynamic resource."""
 
     namespace: str
     pod: str
     container: str
-    resource: str
     device_id: str
-    claim: str = ""
+    is_claimed: bool = False
     cdi_ids: tuple[str, ...] = ()
 
     @property
@@ -63,7 +62,7 @@ class AllocatedDevice:
         name = re.split(r"::|-replica", self.device_id)[0]
         if name.isascii() and name.isdigit():
             return NvmlDevice(name)
-        name_match = (CLAIM_DEVICE if self.claim else DEVICE_FILE).match(name)
+        name_match = (CLAIM_DEVICE if self.is_claimed else DEVICE_FILE).match(name)
         return None if name_match is None else NvmlDevice(f"nvidia{int(name_match['minor'])}", name_match["slice"])
 
 
@@ -96,26 +95,23 @@ def holdings_by_device(allocated_devices: Iterable[AllocatedDevice]) -> Mapping[
 def _devices_of_pod(pod: bytes) -> Iterator[AllocatedDevice]:
     name, namespace = _read_text(pod, 1), _read_text(pod, 2)
     for container in _read_parts(pod, 3):
-        holder = AllocatedDevice(namespace, name, _read_text(container, 1), "", "")
+        holder = AllocatedDevice(namespace, name, _read_text(container, 1), "")
         for devices in _read_parts(container, 2):
-            resource = _read_text(devices, 1)
-            if resource.startswith(GPU_RESOURCES):
+            if _read_text(devices, 1).startswith(GPU_RESOURCES):
                 for device_id in _read_parts(devices, 2):
-                    yield replace(holder, resource=resource, device_id=device_id.decode("utf-8", "replace"))
+                    yield replace(holder, device_id=device_id.decode("utf-8", "replace"))
         for claim in _read_parts(container, 5):
             yield from _devices_of_claim(claim, holder)
 
 
 def _devices_of_claim(claim: bytes, holder: AllocatedDevice) -> Iterator[AllocatedDevice]:
-    name = _read_text(claim, 2)
     for resource in _read_parts(claim, 4):
         driver, cdi_ids = _read_text(resource, 2), tuple(_read_text(device, 1) for device in _read_parts(resource, 1))
-        devices = [(driver, _read_text(resource, 4), cdi_ids)] if driver in GPU_DRIVERS else []
+        devices = [(_read_text(resource, 4), cdi_ids)] if driver in GPU_DRIVERS else []
         if not driver:
-            matches = [(cdi_id, CDI_NAME.match(cdi_id)) for cdi_id in cdi_ids]
-            devices = [(match["driver"], match["name"], (cdi_id,)) for cdi_id, match in matches if match is not None]
-        for resource_name, device, ids in devices:
-            yield replace(holder, resource=resource_name, device_id=device, claim=name or "claim", cdi_ids=ids)
+            devices = [(match["name"], (match[0],)) for match in map(CDI_NAME.match, cdi_ids) if match is not None]
+        for device_id, ids in devices:
+            yield replace(holder, device_id=device_id, is_claimed=True, cdi_ids=ids)
 
 
 def _read_parts(message: bytes, field_number: int) -> Iterator[bytes]:

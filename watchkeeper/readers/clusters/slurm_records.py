@@ -43,7 +43,6 @@ class NodeRecord:
     reason: str = ""
     reason_user: str = ""
     gpus: int | None = None
-    allocated_gpus: int | None = None
     address: str = ""
     hostname: str = ""
     partitions: tuple[str, ...] = ()
@@ -233,7 +232,6 @@ def _json_node(item: Mapping[str, Any]) -> NodeRecord | None:
         reason=_text(item, "reason"),
         reason_user=_text(item, "reason_set_by_user") if _text(item, "reason") else "",
         gpus=gpu_count(_text(item, "gres")),
-        allocated_gpus=gpu_count(_text(item, "gres_used")),
         address=_text(item, "address"),
         hostname=_text(item, "hostname"),
         partitions=tuple(_parse_names(item.get("partitions"))),
@@ -300,7 +298,6 @@ def _text_node(fields: Mapping[str, str]) -> NodeRecord:
         reason=reason or ("" if set_by in EMPTY_VALUES else set_by),
         reason_user=set_by.partition("@")[0] if reason else "",
         gpus=gpu_count(fields.get("Gres")),
-        allocated_gpus=gpu_count(fields.get("GresUsed") or fields.get("AllocTRES")),
         address=fields.get("NodeAddr", ""),
         hostname=fields.get("NodeHostName", ""),
         partitions=tuple(part for part in fields.get("Partitions", "").split(",") if part),

@@ -46,14 +46,11 @@ class Access:
 
     async def request_headers(self) -> dict[str, str]:
         """The headers that authenticate a request, with a valid token if there is a token server."""
-        if self.tokens is not None:
-            return {**self._extra_headers(), "Authorization": await self.tokens.authorization()}
-        return {**self._extra_headers(), **self.authorization_header()}
-
-    def _extra_headers(self) -> dict[str, str]:
         pairs = [*self.extra_headers, *((name, read_secret_file(path)) for name, path in self.extra_header_files)]
-        names = dict.fromkeys(name for name, _ in pairs)
-        return {name: ", ".join(value for other, value in pairs if other == name) for name in names}
+        headers = {name: ", ".join(value for other, value in pairs if other == name) for name, _ in pairs}
+        if self.tokens is not None:
+            return {**headers, "Authorization": await self.tokens.authorization()}
+        return {**headers, **self.authorization_header()}
 
     @property
     def private_headers(self) -> frozenset[str]:
@@ -92,6 +89,17 @@ NO_ACCESS = Access()
 def basic_authorization(username: str, password: str) -> str:
     """The value of the Authorization header for a user name and password (RFC 7617)."""
     return f"Basic {base64.b64encode(f'{username}:{password}'.encode()).decode()}"
+
+
+def slurm_headers(user: str | None, token_file: Path | None) -> dict[str, str]:
+    """The headers of a request to slurmrestd; OSError if the token cannot be read."""
+    headers = {"Accept": "application/json"}
+    if user:
+        headers["X-SLURM-USER-NAME"] = user
+    if token_file is not None:
+        # Read each time: a Slurm JWT is valid for half an hour, and its file is renewed.
+        headers["X-SLURM-USER-TOKEN"] = token_file.read_text().strip().removeprefix("SLURM_JWT=")
+    return headers
 
 
 def proxy_headers(proxy: str) -> dict[str, str]:

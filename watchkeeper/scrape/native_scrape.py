@@ -27,11 +27,6 @@ class NativeHistogramSeries:
         self._series_of_handle: dict[int, Labels | None] = {}
         self._present: dict[Labels, None] = {}
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether the previous page had no histograms, so that none has to end."""
-        return not self._present
-
     def labels_of(self, handle: int) -> Labels | None:
         return self._series_of_handle.get(handle)
 
@@ -39,6 +34,8 @@ class NativeHistogramSeries:
         self, page: exposition.ExpositionPage, at_ms: int, *, latest_ms: int, attach: Attach
     ) -> Mapping[str, int]:
         """Append the histograms of a page, and end those that disappeared; returns the dropped ones, by reason."""
+        if not page.histograms and not self._present:
+            return {}
         if page.epoch != self._epoch:
             self._epoch, self._series_of_handle = page.epoch, {}
         dropped: Counter[str] = Counter()

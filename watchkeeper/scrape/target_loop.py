@@ -234,9 +234,7 @@ class TargetLoop:
             raise
 
     def _append_native(self, page: exposition.ExpositionPage, at_ms: int) -> None:
-        if not page.histograms and self._native.is_empty:
-            return
-        if not self._settings.honor_timestamps:
+        if page.histograms and not self._settings.honor_timestamps:
             untimed = tuple((handle, histogram, None) for handle, histogram, _ in page.histograms)
             page = replace(page, histograms=untimed)
         try:

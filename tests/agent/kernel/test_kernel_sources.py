@@ -28,7 +28,7 @@ from watchkeeper.agent.kernel.kernel_position import KernelLogPosition, Position
 from watchkeeper.errors import CollectError
 from watchkeeper.kit.clock import ScaledClock
 from watchkeeper.kit.own_metrics import Registry
-from watchkeeper.readers.logs import journal_entry, syslog_line
+from watchkeeper.readers.logs import kernel_lines
 
 XID = "NVRM: Xid (PCI:0000:5d:00): 79, pid=7, name=python, GPU has fallen off the bus."
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -164,14 +164,14 @@ async def _first(settings: kernel_sources.KernelLogSettings) -> KernelRecord:
 
 
 def test_a_program_that_writes_into_the_kernel_log_is_not_the_kernel() -> None:
-    real = journal_entry.read_entry(entry(6).encode())
-    forged = journal_entry.read_entry(entry(6, SYSLOG_FACILITY="1", SYSLOG_IDENTIFIER="python").encode())
-    listed = journal_entry.read_entry(entry(6, MESSAGE=list(XID.encode() + b"\xff")).encode())
+    real = kernel_lines.read_journal_entry(entry(6).encode())
+    forged = kernel_lines.read_journal_entry(entry(6, SYSLOG_FACILITY="1", SYSLOG_IDENTIFIER="python").encode())
+    listed = kernel_lines.read_journal_entry(entry(6, MESSAGE=list(XID.encode() + b"\xff")).encode())
     assert real is not None
     assert forged is not None
     assert listed is not None
     assert (real.facility, forged.facility, listed.text) == (0, 1, XID + "\ufffd")
-    assert journal_entry.read_entry(b'{"MESSAGE":null}') is None
+    assert kernel_lines.read_journal_entry(b'{"MESSAGE":null}') is None
 
 
 @pytest.mark.parametrize(
@@ -183,24 +183,24 @@ def test_a_program_that_writes_into_the_kernel_log_is_not_the_kernel() -> None:
     ],
 )
 def test_both_forms_of_a_syslog_line_are_read(line: str, at: datetime | None, since_boot_us: int | None) -> None:
-    entry = syslog_line.read_line(line, NOW)
+    entry = kernel_lines.read_syslog_line(line, NOW)
     assert entry is not None
     assert (entry.text, entry.since_boot_us) == (XID, since_boot_us)
     assert at is None or entry.at == at
 
 
 def test_a_time_since_boot_that_no_kernel_writes_is_text() -> None:
-    entry = syslog_line.read_line(f"Nov 15 11:59:00 n1 kernel: [{'9' * 5000}.917400] {XID}", NOW)
+    entry = kernel_lines.read_syslog_line(f"Nov 15 11:59:00 n1 kernel: [{'9' * 5000}.917400] {XID}", NOW)
     assert entry is not None
     assert entry.since_boot_us is None
     assert entry.text.endswith(XID)
 
 
 def test_a_line_of_december_read_in_january_is_last_years() -> None:
-    entry = syslog_line.read_line("Dec 31 23:00:00 n1 kernel: x", datetime(2026, 1, 2, tzinfo=UTC))
+    entry = kernel_lines.read_syslog_line("Dec 31 23:00:00 n1 kernel: x", datetime(2026, 1, 2, tzinfo=UTC))
     assert entry is not None
     assert entry.at.year == 2025
-    assert syslog_line.read_line("Nov 15 11:59:00 n1 sshd[7]: kernel: x", NOW) is None
+    assert kernel_lines.read_syslog_line("Nov 15 11:59:00 n1 sshd[7]: kernel: x", NOW) is None
 
 
 def log_line(clock: ManualClock, number: int, text: str = XID) -> str:

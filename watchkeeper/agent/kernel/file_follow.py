@@ -17,7 +17,7 @@ from watchkeeper.agent.kernel import kernel_follow
 from watchkeeper.agent.kernel.kernel_position import KernelLogPosition, KernelLogSettings, build_sequence
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import clock, logs
-from watchkeeper.readers.logs import syslog_line
+from watchkeeper.readers.logs import kernel_lines
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ def _build_record(
     """The line as a /dev/kmsg record; None if it is a program's, of another boot, or was read before."""
     if settings.needles and not any(needle in line for needle in settings.needles):
         return None
-    entry = syslog_line.read_line(line.decode("utf-8", "replace"), now)
+    entry = kernel_lines.read_syslog_line(line.decode("utf-8", "replace"), now)
     booted_at = now - timedelta(seconds=settings.monotonic())
     if entry is None or entry.at < booted_at - BOOT_SLACK:
         return None

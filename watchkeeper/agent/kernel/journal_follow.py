@@ -17,7 +17,7 @@ from watchkeeper.agent.kernel.kernel_position import KernelLogSettings, build_se
 from watchkeeper.agent.kernel.streaming_process import StreamingProcess
 from watchkeeper.errors import CollectError, quote
 from watchkeeper.kit import backoff, clock, logs
-from watchkeeper.readers.logs import journal_entry
+from watchkeeper.readers.logs import kernel_lines
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ async def follow_journal(
         error_text, status = "", None
         try:
             async for line in child.lines(needles):
-                entry = None if line is None else journal_entry.read_entry(line)
+                entry = None if line is None else kernel_lines.read_journal_entry(line)
                 if entry is None:
                     _raise_if_permanent(child.read_errors())
                     continue
@@ -91,7 +91,7 @@ def _raise_if_permanent(error_text: str) -> None:
 
 
 def _build_record(
-    entry: journal_entry.JournaldEntry, settings: KernelLogSettings, *, now: datetime
+    entry: kernel_lines.JournaldEntry, settings: KernelLogSettings, *, now: datetime
 ) -> kernel_follow.KernelRecord | None:
     """The entry as a /dev/kmsg record; None if another source has read it before."""
     if entry.since_boot_us <= settings.position.since_boot_us and not settings.position.cursor:

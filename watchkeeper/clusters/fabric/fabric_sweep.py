@@ -52,21 +52,21 @@ def sweep(settings: SweepSettings, *, at_ms: int) -> fabric.Fabric:
     with tempfile.TemporaryDirectory(prefix="watchkeeper-fabric-") as folder:
         cache_path = f"{folder}/fabric"
         text = _run_program(runner, ["ibnetdiscover", *settings.options(), "--cache", cache_path], problems)
-        discovered = infiniband_fabric.read_devices(text.splitlines())
-        if not discovered.devices:
+        devices, device_of_port = infiniband_fabric.read_devices(text.splitlines())
+        if not devices:
             raise CollectError("it lists no device", where="ibnetdiscover", remedy=REMEDY)
-        if len(discovered.devices) == 1:
+        if len(devices) == 1:
             remedy = "Check its cable, or sweep from another host"
             raise CollectError("this host is the only device in the sweep: its port has no link", remedy=remedy)
         cache_options = ["--load-cache", cache_path, *settings.options()]
         text = _run_program(runner, ["iblinkinfo", "-l", *cache_options], problems)
-        ports = infiniband_fabric.read_ports(text.splitlines(), discovered.device_of_port)
+        ports = infiniband_fabric.read_ports(text.splitlines(), device_of_port)
         if not ports:
             problem = f"its output of {len(text):,} characters lists no port"
             raise CollectError(problem, where="iblinkinfo", remedy=REMEDY)
-        ports = _add_counters(runner, cache_options, ports, owner_of=discovered.device_of_port, unread=unread)
+        ports = _add_counters(runner, cache_options, ports, owner_of=device_of_port, unread=unread)
     seconds = round(perf_counter() - started, 3)
-    return fabric.Fabric(at_ms, SOURCE, discovered.devices, tuple(ports), tuple(problems), tuple(unread), seconds)
+    return fabric.Fabric(at_ms, SOURCE, devices, tuple(ports), tuple(problems), tuple(unread), seconds)
 
 
 def _run_program(runner: commands.CommandRunner, arguments: Sequence[str], problems: list[str]) -> str:

@@ -201,7 +201,8 @@ class ResourceWatch(Generic[T]):
                     raise VersionExpired(error.problem, where=error.where) from error
                 raise
             finally:
-                self._mark_closed()
+                if self._is_open:
+                    self._is_open, self._synced_at = False, self._time.now()
         if (self._time.now() - started_at).total_seconds() < RETRY_BACKOFF.first_seconds:
             await self._time.sleep(RETRY_BACKOFF.first_seconds)
 
@@ -247,10 +248,6 @@ class ResourceWatch(Generic[T]):
     def _mark_open(self) -> None:
         self._is_open = True
         self._mark_synced()
-
-    def _mark_closed(self) -> None:
-        if self._is_open:
-            self._is_open, self._synced_at = False, self._time.now()
 
     def _mark_synced(self) -> None:
         self._synced_at = self._time.now()

@@ -18,7 +18,7 @@ from typing import Generic, Protocol, TypeVar
 
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import commands
-from watchkeeper.net import http, slurm_access
+from watchkeeper.net import access, http
 from watchkeeper.readers.clusters import slurm_records as records
 
 T = TypeVar("T")
@@ -189,7 +189,7 @@ class SlurmRestReader:
             timeout_seconds=QUERY_TIMEOUT_SECONDS, max_body_bytes=MAX_ANSWER_BYTES, unix_socket=socket
         )
         try:
-            headers = slurm_access.headers(self.user, self.token_file)
+            headers = access.slurm_headers(self.user, self.token_file)
         except OSError as error:
             raise CollectError(f"cannot be read: {error.strerror}", where=str(self.token_file)) from error
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from watchkeeper.model.fabric import FabricDevice, FabricDeviceKind, FabricPort, PortKey
 
@@ -47,15 +47,8 @@ MAX_PORTS = 500_000
 MAX_NAME = 64
 
 
-@dataclass(frozen=True, slots=True)
-class DiscoveredDevices:
-    """The devices of ibnetdiscover; `device_of_port` maps the GUID of each port to the GUID of its device."""
-
-    devices: tuple[FabricDevice, ...]
-    device_of_port: Mapping[str, str]
-
-
-def read_devices(lines: Iterable[str]) -> DiscoveredDevices:
+def read_devices(lines: Iterable[str]) -> tuple[tuple[FabricDevice, ...], Mapping[str, str]]:
+    """Read the devices of ibnetdiscover, and the GUID of the device of each port by the GUID of the port."""
     devices: dict[str, FabricDevice] = {}
     device_of_port: dict[str, str] = {}
     port_guid, device_guid = "", ""
@@ -73,7 +66,7 @@ def read_devices(lines: Iterable[str]) -> DiscoveredDevices:
             port_guid = full_guid(match["port"] or match["guid"])
         elif device_guid and (match := DEVICE_PORT.match(line)) is not None:
             device_of_port[full_guid(match["guid"])] = device_guid
-    return DiscoveredDevices(tuple(devices.values()), device_of_port)
+    return tuple(devices.values()), device_of_port
 
 
 def read_ports(lines: Iterable[str], device_of_port: Mapping[str, str]) -> list[FabricPort]:

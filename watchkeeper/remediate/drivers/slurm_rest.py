@@ -20,7 +20,7 @@ from watchkeeper.config import settings as config
 from watchkeeper.errors import ActionFailed, CollectError
 from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.fleet import Place
-from watchkeeper.net import slurm_access, sync_http
+from watchkeeper.net import access, sync_http
 from watchkeeper.readers import json_facts as facts
 from watchkeeper.readers.clusters import slurm_records as records
 from watchkeeper.remediate.driver import ActionOutcome
@@ -98,7 +98,7 @@ class SlurmRestClient:
 
     def _headers(self) -> dict[str, str]:
         try:
-            return slurm_access.headers(self.user, self.token_file) | {"Content-Type": "application/json"}
+            return access.slurm_headers(self.user, self.token_file) | {"Content-Type": "application/json"}
         except OSError as error:
             problem = f"cannot read the token: {error.strerror}"
             raise ClusterUnavailable(problem, where=str(self.token_file)) from error

@@ -18,8 +18,7 @@ import pytest
 from tests.support import waiting
 from tests.support.fake_nvml import driver
 from watchkeeper.instrument import gpu_reader, log_context
-from watchkeeper.instrument.gpu_states import GpuState
-from watchkeeper.instrument.log_context import GpuContext, is_selected, parse_visible_devices
+from watchkeeper.instrument.log_context import GpuContext, GpuState, is_selected, parse_visible_devices
 
 
 @pytest.fixture
@@ -195,4 +194,4 @@ def test_importing_the_filter_imports_nothing_else_of_watchkeeper() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     names = {name.removeprefix("watchkeeper") for name in ran.stdout.split()}
-    assert names == {"", ".instrument", *(f".instrument.{own}" for own in ("gpu_reader", "gpu_states", "log_context"))}
+    assert names == {"", ".instrument", *(f".instrument.{own}" for own in ("gpu_reader", "log_context"))}

@@ -1,7 +1,7 @@
 """Adds the state of the GPUs to the agent's own log records.
 
 A record whose fields name a GPU gets the state of that GPU, a record about the node gets the state of all GPUs, in the
-format of `instrument.gpu_states`. The states come from the sampler's last snapshot, so a log line causes no driver
+format of `instrument.log_context`. The states come from the sampler's last snapshot, so a log line causes no driver
 call.
 """
 
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from watchkeeper.agent.gpus.gpu_samples import GpuSample, Snapshot
-from watchkeeper.instrument import gpu_states
+from watchkeeper.instrument import log_context
 
 # Record fields that name a GPU by index, UUID or PCI address, and fields of records about the node.
 GPU_FIELDS = ("gpu", "uuid", "pci")
@@ -52,12 +52,12 @@ def has_any_name(gpu: GpuSample, names: list[str]) -> bool:
     return any(name in (str(gpu.index), gpu.identity["uuid"], gpu.identity["pci"]) for name in names)
 
 
-def build_state(gpu: GpuSample) -> gpu_states.GpuState:
+def build_state(gpu: GpuSample) -> log_context.GpuState:
     def read_value(name: str) -> float | None:
         value = gpu.values.get(name)
         return None if value is None or isinstance(value, Mapping) else value
 
-    return gpu_states.GpuState(
+    return log_context.GpuState(
         gpu.index,
         gpu.identity["uuid"],
         temperature_celsius=read_value("DCGM_FI_DEV_GPU_TEMP"),

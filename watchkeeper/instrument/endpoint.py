@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Protocol
 
@@ -21,32 +20,26 @@ class RenderPage(Protocol):
     def __call__(self, *, is_openmetrics: bool = False) -> MetricsPage: ...
 
 
-class Endpoint:
+class Endpoint(HTTPServer):
     """Listens from its creation until `close`; OSError if the port is in use."""
 
     def __init__(self, host: str, port: int, render: RenderPage) -> None:
-        self._server = _Server(host, port, _build_request_class(render))
-        self.host, self.port = host, int(self._server.server_address[1])
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(STOP_POLL_SECONDS,), name="watchkeeper-metrics", daemon=True
-        )
-        self._thread.start()
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), _MetricsRequest)
+        self.host, self.port, self.render = host, int(self.server_address[1]), render
+        threading.Thread(
+            target=self.serve_forever, args=(STOP_POLL_SECONDS,), name="watchkeeper-metrics", daemon=True
+        ).start()
 
     @property
     def address(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self.shutdown()
+        self.server_close()
 
-
-class _Server(HTTPServer):
     # HTTPServer resolves the name of its address when it binds, which takes long with a broken resolver.
-    def __init__(self, host: str, port: int, request_class: Callable[..., BaseHTTPRequestHandler]) -> None:
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        super().__init__((host, port), request_class)
-
     def server_bind(self) -> None:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
@@ -57,25 +50,21 @@ class _Server(HTTPServer):
         """Print nothing to the program's output when a client disconnects."""
 
 
-def _build_request_class(render: RenderPage) -> type[BaseHTTPRequestHandler]:
-    class MetricsRequest(BaseHTTPRequestHandler):
-        timeout = CLIENT_TIMEOUT_SECONDS
+class _MetricsRequest(BaseHTTPRequestHandler):
+    server: Endpoint
+    timeout = CLIENT_TIMEOUT_SECONDS
 
-        def send_page(self) -> None:
-            if self.path.partition("?")[0] not in ("/", "/metrics"):
-                self.send_error(404, "not found, use /metrics")
-                return
-            page = render(is_openmetrics="application/openmetrics-text" in self.headers.get("Accept", ""))
-            content = page.encode()
-            self.send_response(200)
-            self.send_header("Content-Type", page.content_type)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+    def do_GET(self) -> None:
+        if self.path.partition("?")[0] not in ("/", "/metrics"):
+            self.send_error(404, "not found, use /metrics")
+            return
+        page = self.server.render(is_openmetrics="application/openmetrics-text" in self.headers.get("Accept", ""))
+        content = page.encode()
+        self.send_response(200)
+        self.send_header("Content-Type", page.content_type)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
 
-        do_GET = send_page  # noqa: N815
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            """Print nothing to the program's output."""
-
-    return MetricsRequest
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Print nothing to the program's output."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from watchkeeper.instrument import optional
-from watchkeeper.instrument.step_clock import GpuWait, Phase
+from watchkeeper.instrument.step_clock import GpuWait, Phase, StepClock
 
 if TYPE_CHECKING:
     from watchkeeper.instrument.training import TrainingMonitor
@@ -85,6 +85,15 @@ def watch_communication(monitor: TrainingMonitor, model: Any) -> None:
     trained[-1].register_hook(on_last_gradient)
 
 
+def _move_to(clock: StepClock, phase: Phase | None) -> Callable[..., None]:
+    """A method of a callback that only moves the clock."""
+
+    def method(*_: Any, **__: Any) -> None:
+        clock.move_to(phase)
+
+    return method
+
+
 def lightning_callback(monitor: TrainingMonitor) -> Any:
     """The callback for Lightning. Deliberately one function: its methods are Lightning's, and each is short."""
     callbacks = optional.require("lightning.pytorch.callbacks", "pytorch_lightning.callbacks", package="lightning")
@@ -101,22 +110,17 @@ def lightning_callback(monitor: TrainingMonitor) -> Any:
 
             trainer.save_checkpoint = save_checkpoint
 
-        def on_train_start(self, *_: Any) -> None:
-            clock.move_to(Phase.INPUT)
-
-        def on_train_batch_start(self, *_: Any) -> None:
-            clock.move_to(Phase.FORWARD)
+        on_train_start = _move_to(clock, Phase.INPUT)
+        on_train_batch_start = _move_to(clock, Phase.FORWARD)
+        on_after_backward = _move_to(clock, None)
+        on_before_optimizer_step = _move_to(clock, Phase.OPTIMIZER)
+        on_validation_start = _move_to(clock, Phase.VALIDATION)
+        on_train_end = _move_to(clock, None)
 
         def on_before_backward(self, trainer: Any, module: Any, loss: Any) -> None:  # noqa: ARG002
             # Lightning has already divided the loss by the number of accumulated batches.
             monitor.report(loss=loss.detach() * trainer.accumulate_grad_batches)
             clock.move_to(Phase.BACKWARD)
-
-        def on_after_backward(self, *_: Any) -> None:
-            clock.move_to(None)
-
-        def on_before_optimizer_step(self, *_: Any) -> None:
-            clock.move_to(Phase.OPTIMIZER)
 
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int) -> None:  # noqa: ARG002
             clock.move_to(None)
@@ -128,16 +132,10 @@ def lightning_callback(monitor: TrainingMonitor) -> Any:
                 monitor.step(learning_rate=learning_rate, number=trainer.global_step)
             clock.move_to(Phase.INPUT)
 
-        def on_validation_start(self, *_: Any) -> None:
-            clock.move_to(Phase.VALIDATION)
-
         def on_validation_end(self, trainer: Any, *_: Any) -> None:
             clock.move_to(Phase.INPUT)
             metrics = trainer.callback_metrics
             monitor.report(validation_loss=next((metrics[name] for name in VALIDATION_NAMES if name in metrics), None))
-
-        def on_train_end(self, *_: Any) -> None:
-            clock.move_to(None)
 
     return WatchkeeperCallback()
 
@@ -154,8 +152,8 @@ def hugging_face_callback(monitor: TrainingMonitor) -> Any:
                 watch_forward(monitor, options["model"])
             clock.move_to(Phase.INPUT)
 
-        def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-            clock.move_to(Phase.OPTIMIZER)
+        on_pre_optimizer_step = _move_to(clock, Phase.OPTIMIZER)
+        on_train_end = _move_to(clock, None)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             clock.move_to(None)
@@ -183,9 +181,6 @@ def hugging_face_callback(monitor: TrainingMonitor) -> Any:
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
             clock.move_to(Phase.INPUT)
             monitor.checkpoints.record_success(path=Path(args.output_dir) / f"checkpoint-{state.global_step}")
-
-        def on_train_end(self, *_: Any, **__: Any) -> None:
-            clock.move_to(None)
 
     return WatchkeeperCallback()
 

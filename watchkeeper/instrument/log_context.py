@@ -19,10 +19,10 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 
 from watchkeeper.instrument import gpu_reader
-from watchkeeper.instrument.gpu_states import GpuState
 
 EVERY_SECONDS = 5.0
 MIN_SECONDS = 0.1
@@ -30,6 +30,35 @@ MIN_SECONDS = 0.1
 RESTART_SECONDS = 60.0
 # Three missed readings, and the time that a driver without persistence mode needs to initialise a GPU.
 MISSED_READINGS, FIRST_READING_SECONDS = 3, 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """The last reading of one GPU, in the format that the agent's logs share; None: not reported."""
+
+    index: int
+    uuid: str
+    temperature_celsius: float | None = None
+    utilisation_percent: float | None = None
+    power_watts: float | None = None
+    memory_used_mib: float | None = None
+    sm_clock_mhz: float | None = None
+    # From the start of the reader.
+    xid_count: int | None = None
+
+    def plain(self) -> dict[str, float | str]:
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def __str__(self) -> str:
+        parts = (
+            (self.temperature_celsius, "°C"),
+            (self.utilisation_percent, "%"),
+            (self.power_watts, "W"),
+            (self.memory_used_mib, "MiB"),
+            (self.xid_count or None, "Xid"),
+        )
+        return " ".join([f"gpu{self.index}", *(f"{value:.0f} {unit}" for value, unit in parts if value is not None)])
 
 
 class GpuContext(logging.Filter):

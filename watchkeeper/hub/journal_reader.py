@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
+from itertools import chain as chain_events
 from typing import TypeVar
 
 from watchkeeper.hub.stages import CurrentStages
@@ -66,7 +67,5 @@ class JournalReader:
     def events_between(self, since: datetime, until: datetime) -> list[events.Event]:
         """Events of all clusters of this hub, oldest first."""
         clusters = sorted({self._cluster, *(node.cluster for node in self._fleet.nodes())})
-        by_cluster = [
-            self._journal.events_at(fleet_model.Place(cluster), since=since, until=until) for cluster in clusters
-        ]
-        return sorted((event for cluster_events in by_cluster for event in cluster_events), key=lambda event: event.at)
+        by_cluster = (self.events_at(fleet_model.Place(cluster), since, until) for cluster in clusters)
+        return sorted(chain_events.from_iterable(by_cluster), key=lambda event: event.at)

@@ -1,10 +1,9 @@
 """Leader election: one hub leads and writes, the others follow and serve queries.
 
-The hub opens its journal here (`open`), and `run` keeps the lease. With a journal in a file, the hub that opened it
-leads. In PostgreSQL, leadership is a lease (`store.journal.election`): the leader renews it, and another hub acquires
-it after it expires. Each time this hub starts to lead or to follow, and after each lost connection, its stages are
-built on a new journal and restore only its content. So a decision from an earlier lease is never written under a later
-one.
+With a journal in a file, the hub that opened it leads. In PostgreSQL, leadership is a lease (`store.journal.election`):
+the leader renews it, and another hub acquires it after it expires. Each time this hub starts to lead or to follow, and
+after each lost connection, its stages are built on a new journal and restore only its content: a decision from an
+earlier lease is never written under a later one.
 """
 
 from __future__ import annotations

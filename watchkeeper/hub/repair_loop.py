@@ -1,6 +1,5 @@
 """Run repairs: plans become repairs, due repairs advance, and people approve or stop them.
 
-The hub creates one `RepairLoop`, binds it to the current journal, and passes new plans and changed incidents to it.
 Changed incidents have a fast path: for a critical hardware fault in mode `act`, the cordon is sent before the diagnosis
 and without waiting for a loop. Calls to a cluster run in separate threads, so that neither events nor pages wait for
 them.
@@ -135,9 +134,8 @@ class RepairLoop:
                 "no scheduler configured, budgets do not count nodes that others cordoned",
                 extra=fields(remedy="Set the scheduler in [fleet]"),
             )
-        hub_validators = validation.hub_validators(
-            parts.engine, parts.journal, soak=_duration(self._settings.xid_quiet)
-        )
+        soak = _duration(self._settings.xid_quiet)
+        hub_validators = validation.hub_validators(parts.engine, parts.journal, soak=soak)
         repair_dependencies = registry.RepairDependencies(
             parts.journal,
             parts.driver,

@@ -1,7 +1,6 @@
 """Load, evaluate and reload rules while the hub runs.
 
-The hub creates one `RuleLoops` and runs its loops; the pipeline is read at each use, because another journal brings a
-new one. Rules are evaluated and replaced on one thread, so a reload happens between two evaluations. All due groups are
+Rules are evaluated and replaced on one thread, so a reload happens between two evaluations. All due groups are
 evaluated in one call on that thread: a busy event loop can take a second to resume a task, which after each group would
 delay the last group by seconds. If a server owns the rules, the hub follows its alerts and reloads nothing.
 """

@@ -2,8 +2,7 @@
 
 A broken GPU stops its job on all other GPUs of the job. So the blast radius counts all GPUs of the affected
 workloads, not only the broken ones. A distributed job counts as one workload with all its pods; each replica of a
-service counts on its own. `holders_query` is the query for the engine, `compute_blast_radius` reads its result;
-pages and reports show it.
+service counts on its own.
 """
 
 from __future__ import annotations

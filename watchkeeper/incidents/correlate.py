@@ -112,10 +112,7 @@ def correlate(near: Sequence[Incident], signal: Signal, *, now: datetime, contex
 def correlate_lasting(
     near: Sequence[Incident], signal: Signal, *, now: datetime, context: CorrelationContext
 ) -> Decision:
-    """Decide about a signal that is still true after its incident resolved: join an open incident, or reopen.
-
-    A job that is still stalled after the fault that stopped it ended gets an incident of its own.
-    """
+    """Decide about a signal that is still true after its incident resolved; a stalled job gets its own incident."""
     hosts = [incident for incident in near if incident.is_open and _may_host(incident, signal, context)]
     if hosts:
         return _join(job_effects.order_hosts(hosts, signal)[0], signal, now=now, context=context)

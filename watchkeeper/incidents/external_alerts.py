@@ -1,9 +1,8 @@
 """Firing alerts from Alertmanager, each with the time when it expires if Alertmanager sends no update.
 
 Alertmanager repeats a firing alert every `repeat_interval` and notifies once when it is resolved. That notification may
-never arrive: Prometheus is gone, the route changed, the hub was down for days. So each alert has an expiry time: its
-`endsAt`, or some hours after its last notification. The pipeline calls `update` with stored alerts and resolves
-those in `expired`. The expiry time is an annotation of the alert, so a restart changes nothing.
+never arrive: Prometheus is gone, the route changed, the hub was down for days. The expiry time is an annotation of the
+alert, so a restart changes nothing.
 """
 
 from __future__ import annotations

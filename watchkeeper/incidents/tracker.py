@@ -1,8 +1,7 @@
 """Track incidents: apply signals, actions of people and the passing of time to them.
 
-The hub owns one `IncidentTracker` and passes it every event, every changed alert, and a regular tick; each call
-returns the changed incidents. Each change is written to the journal first and then to memory. A restart rebuilds
-memory from the journal, so it changes nothing.
+Each change is written to the journal first and then to memory. A restart rebuilds memory from the journal, so it
+changes nothing.
 """
 
 from __future__ import annotations

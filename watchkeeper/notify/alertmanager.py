@@ -3,8 +3,6 @@
 Out: each open incident is one alert of API v2. It is repeated while it is open, with an end time slightly in the
 future: an Alertmanager that restarts gets everything with the next repetition, and one that loses the hub resolves the
 alert itself. In: alerts of another Prometheus become incidents with causes and plans, without a change to its rules.
-Alerts that the hub sent itself are ignored. Silences are stored in Alertmanager: `create_silence` creates one
-there, and `silence_store` reads them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Decide which receiver gets which notice, and when, from an incident, its routes, and earlier notices.
 
-Pure: `decide_notices` returns new notices, and pending ones that are withdrawn. `outbox` stores and delivers them.
-Rules: a receiver gets each notice once; an incident that ends before the wait ends is not reported; a flapping incident
-is reported once, and as resolved only after the flap hold; an acknowledged incident is not repeated.
+Pure: `decide_notices` returns new notices, and pending ones that are withdrawn. A receiver gets each notice once; an
+incident that ends before the wait ends is not reported; a flapping incident is reported once, and as resolved only
+after the flap hold; an acknowledged incident is not repeated.
 """
 
 from __future__ import annotations

@@ -43,6 +43,9 @@ RELOAD_SECONDS = 5.0
 MAX_NOTED = 100
 
 
+LoopBody = Callable[[], Awaitable[None]]
+
+
 @dataclass(frozen=True, slots=True)
 class NotifierDependencies:
     journal: journals.Journal
@@ -154,9 +157,7 @@ class Notifier:
                 journal.record("silenced", incident.id, at=now, actor=actor, body={"text": text})
         return silence
 
-    def loops(
-        self, time: clock.Clock, on_journal_thread: JournalThread
-    ) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
+    def loops(self, time: clock.Clock, on_journal_thread: JournalThread) -> list[tuple[str, LoopBody]]:
         """The background loops by name; the hub runs them and restarts one that fails."""
         if self._settings.via is config.NotifyVia.RECEIVERS:
             needs = self._dependencies

@@ -1,9 +1,8 @@
 """Send heartbeats while the hub works, so that an external monitor alerts if they stop (a dead man's switch).
 
-A hub that is down cannot report it. So the hub calls an external monitor each minute (`notify.heartbeat_file`, for
-example a check of healthchecks.io), and with `notify.watchdog` it sends each Alertmanager an alert `Watchdog` that
-always fires and ends if it is not repeated. The alert is off by default, because routes without a rule for it would
-send notifications. `hub.incident_service` calls `send_heartbeat` only while the vital loops work.
+The hub calls an external monitor each minute (`notify.heartbeat_file`, for example a check of healthchecks.io), and
+with `notify.watchdog` it sends each Alertmanager an alert `Watchdog` that always fires and ends if it is not repeated.
+The alert is off by default, because routes without a rule for it would send notifications.
 """
 
 from __future__ import annotations
@@ -33,18 +32,13 @@ def send_heartbeat(settings: config.Settings, now: datetime) -> None:
     for url in notify_settings.alertmanager_urls if has_watchdog else ():
         body = json.dumps([watchdog_alert(settings.fleet.cluster, now)]).encode()
         problems.append(_call(f"{url.rstrip('/')}/api/v2/alerts", body, where=url))
-    if notify_settings.heartbeat_file is not None:
-        problems.append(_call_monitor(notify_settings.heartbeat_file))
+    if (path := notify_settings.heartbeat_file) is not None:
+        try:
+            problems.append(_call(Path(path).read_text(encoding="utf-8").strip(), b"{}", where=path))
+        except (OSError, UnicodeDecodeError) as error:
+            problems.append(f"{path}: reading the heartbeat URL failed: {type(error).__name__}")
     if any(problems):
         raise ReceiverError("; ".join(filter(None, problems)))
-
-
-def _call_monitor(path: str) -> str:
-    try:
-        address = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        return f"{path}: reading the heartbeat URL failed: {type(error).__name__}"
-    return _call(address, b"{}", where=path)
 
 
 def watchdog_alert(cluster: str, now: datetime) -> dict[str, object]:

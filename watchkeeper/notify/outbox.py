@@ -1,8 +1,7 @@
 """Store notices from their decision until delivery, through crashes and restarts.
 
-The outbox runs on the journal thread. `update` decides notices for incidents; `next_batch` returns the due notices of a
-receiver as one message, marked as being sent; `mark_sent` and `mark_failed` record the outcome. Each step is in the
-journal before the next one starts, so that a restart continues from there.
+`update` decides notices for incidents; `next_batch` returns the due notices of a receiver as one message, marked as
+being sent. Each step is in the journal before the next one starts, so that a restart continues from there.
 """
 
 from __future__ import annotations
@@ -168,9 +167,8 @@ class Outbox:
         if queue is not None:
             queue.failures, queue.not_before = 0, None
             queue.sent_times.append(now)
-        self._store(
-            [replace(notice, state=NoticeState.SENT, sent_at=now, answer=answer) for notice in batch.notices], now
-        )
+        sent = [replace(notice, state=NoticeState.SENT, sent_at=now, answer=answer) for notice in batch.notices]
+        self._store(sent, now)
 
     def mark_failed(self, batch: NoticeBatch, problem: str, now: datetime, *, may_retry: bool = True) -> None:
         queue = self._queues.get(batch.receiver)

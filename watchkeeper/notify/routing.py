@@ -1,8 +1,7 @@
 """Read receivers and routes from a TOML file (`notify.routes`), and route incidents to receivers.
 
 A route selects incidents by matchers and hours, and names the receivers, the wait, the repeat interval, and the
-receivers for escalation. The first matching route is used; with `goes_on`, later routes are used too. `outbox` uses the
-routes; docs/howto/notifications.md shows a file.
+receivers for escalation. The first matching route is used; with `goes_on`, later routes are used too.
 """
 
 from __future__ import annotations

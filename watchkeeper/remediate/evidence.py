@@ -1,8 +1,7 @@
 """Collect the evidence about an incident or a node, for the person who repairs or replaces the machine.
 
 `EvidenceSources` reads the journal and the samples and returns files for `kit.evidence_file`; a file that is missing
-has its reason. `web.incidents.incident_api` sends the bundle to a user; `NodeHandOver` writes one
-and hands the node over to people when its repairs keep failing, once per incident.
+has its reason. `NodeHandOver` writes a bundle when repairs keep failing, once per incident.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A user (through the API) or a repair (through its driver) issues orders with `issue`. The agent polls `pending_orders`
 through `web.fleet.orders_api`, without disk access or a thread, and answers with a receipt for `accept_receipt`. An
 order that changes a machine can be fetched only while a repair issues it again every few seconds: after a halt, or the
-end of the repair, it is not handed out. Orders are stored in the journal, so they survive a restart of the hub.
+end of the repair, it is not handed out.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Rules find idle GPUs (packs/rules/usage.yaml); a plan with `warn_owner` and `reclaim` reclaims them, with the same
 modes, guards and journal as a repair. `IdleCheck` runs repeatedly while the owner has time, and again before the
-reclaim: any kernel since the warning, on any GPU of the workload, ends it. `Exemptions` applies
-`remediate.reclaim_exempt`.
+reclaim: any kernel since the warning, on any GPU of the workload, ends it.
 """
 
 from __future__ import annotations

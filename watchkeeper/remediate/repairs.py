@@ -1,8 +1,8 @@
 """Create repairs from plans, decide what they do next, and make the calls.
 
 The hub owns one `Repairs`. It submits what plans propose (`submit`), asks every second which repairs are due (`sweep`),
-and advances each of those in a thread (`advance`). `registry` stores them. Decisions are made under one lock, so that
-two repairs never take the last place of a budget; calls are made outside the lock, one at a time for each node.
+and advances each of those in a thread (`advance`). Decisions are made under one lock, so that two repairs never take
+the last place of a budget; calls are made outside the lock, one at a time for each node.
 """
 
 from __future__ import annotations

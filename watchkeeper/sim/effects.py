@@ -1,8 +1,7 @@
 """Effects of faults on the simulated fleet, and their sum.
 
 `scenario` reads effects from packs/scenarios; `faults` decides when and where each starts, and adds counters once. All
-lasting effects are summed up here after each change, so that a repaired fault has no remaining effect. Physics,
-exporters, cluster and workloads read the sum.
+lasting effects are summed up here after each change, so that a repaired fault has no remaining effect.
 """
 
 from __future__ import annotations

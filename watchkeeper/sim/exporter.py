@@ -1,8 +1,7 @@
 """Render the metrics page of one node, byte for byte as dcgm-exporter 4.x does.
 
-Names, types and order (by field id) come from packs/dcgm_fields.csv. Labels have the exporter's order, with sorted
-attribution labels at the end. A GPU that is not on the bus has no lines. Labels of a node are cached until they change;
-values are read once per simulated second.
+Names, types and order (by field id) come from packs/dcgm_fields.csv. A GPU that is not on the bus has no lines. Labels
+of a node are cached until they change; values are read once per simulated second.
 """
 
 from __future__ import annotations

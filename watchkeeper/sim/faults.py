@@ -1,8 +1,7 @@
 """Inject faults: choose the place, apply kernel lines and effects over time, and end the fault.
 
-`inject` chooses the place and plans the fault's timeline; `step` applies what is due. Effects are never undone
-individually: their sum is computed again from the faults that are still active, so that a repaired fault leaves only
-its counters.
+Effects are never undone individually: their sum is computed again from the faults that are still active, so that a
+repaired fault leaves only its counters.
 """
 
 from __future__ import annotations

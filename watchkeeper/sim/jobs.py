@@ -1,8 +1,7 @@
 """Simulated jobs: which jobs run on which GPUs, and the load of each GPU.
 
 Jobs of several teams start, run and end; a training job runs on many GPUs in step. Each second `activity` returns the
-load of all units of all GPUs; `physics` turns it into power and clocks. `cluster` moves jobs between nodes, `faults`
-crashes and stalls them.
+load of all units of all GPUs; `physics` turns it into power and clocks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Simulate the kernel log of every node, in the format of /dev/kmsg.
 
-Faults, reboots and routine activity write lines; the server streams the records in the order of a fleet-wide sequence
-number. Each node also has its own sequence number and time since boot; a reboot resets both and changes the boot id.
-The oldest records are dropped at a limit.
+The server streams the records in the order of a fleet-wide sequence number. Each node also has its own sequence number
+and time since boot; a reboot resets both and changes the boot id. The oldest records are dropped at a limit.
 """
 
 from __future__ import annotations

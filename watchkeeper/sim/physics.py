@@ -1,8 +1,7 @@
 """Simulate power, temperature, clocks and counters of all GPUs.
 
 One `step` is one second. Load draws power, the power cap reduces clocks, power heats the GPU, fans cool it, heat
-reduces clocks, and lower clocks draw less power. `readings` converts the state into DCGM fields. All arrays have one
-entry for each GPU row of the layout.
+reduces clocks, and lower clocks draw less power. All arrays have one entry for each GPU row of the layout.
 """
 
 from __future__ import annotations

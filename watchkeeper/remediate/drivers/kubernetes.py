@@ -2,8 +2,7 @@
 
 `repairs` calls `perform` repeatedly. Each call reads the cluster first, so that a hub that was killed continues from
 the current state. Ownership is the annotation `watchkeeper.dev/cordoned-by`. A node that another user or tool has
-cordoned, tainted or maintains is not changed; a node that another user has uncordoned stays uncordoned. A call that the
-API server cannot serve now is retried; a call that it forbids fails.
+cordoned, tainted or maintains is not changed; a node that another user has uncordoned stays uncordoned.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from watchkeeper.remediate.drivers import cluster_driver, kubernetes_reclaim
 from watchkeeper.remediate.drivers import kubernetes_node as nodes
 from watchkeeper.remediate.drivers import kubernetes_pods as pods
 from watchkeeper.remediate.drivers.cluster_driver import ClusterUnavailable, describe_manual_command
-from watchkeeper.remediate.drivers.kubernetes_client import ApiCall, ApiClient, ApiResponse, require_success
+from watchkeeper.remediate.drivers.kubernetes_client import ApiCall, ApiClient, ApiResponse, IsThrottle, require_success
 from watchkeeper.remediate.drivers.kubernetes_pods import DrainDecision, EvictionRules, PodState
 from watchkeeper.remediate.drivers.kubernetes_reclaim import PodReclaimer
 
@@ -305,9 +304,7 @@ class KubernetesDriver:
                 require_success(response, action.place)
         return f" (no permission to write its {' and '.join(denied)})" if denied else ""
 
-    def _send_change(
-        self, call: ApiCall, *, is_throttle: Callable[[ApiResponse], bool] = lambda _: True
-    ) -> ApiResponse:
+    def _send_change(self, call: ApiCall, *, is_throttle: IsThrottle = lambda _: True) -> ApiResponse:
         """Send a call that changes something; ClusterUnavailable while repairs are halted."""
         cluster_driver.check_not_halted(self._is_stopped, self.client.server.url)
         return self.client.send(call, is_throttle=is_throttle)

@@ -1,9 +1,8 @@
 """Call a Kubernetes API server over persistent connections, with one deadline per call.
 
-This module handles temporary failures: it replaces closed connections, reads renewed tokens and certificates again, and
-retries a busy server after its Retry-After. Other failures raise `ClusterUnavailable`, which the driver shows as
-blocked. Every call of the driver may be repeated, because it names a version, an id or a name. Decision 0015 has the
-reasons for not using a library.
+This module replaces closed connections, reads renewed tokens and certificates again, and retries a busy server after
+its Retry-After. Every call of the driver may be repeated, because it names a version, an id or a name. Decision 0015
+has the reasons for not using a library.
 """
 
 from __future__ import annotations
@@ -47,6 +46,9 @@ class ApiResponse:
     @property
     def message(self) -> str:
         return str(self.body.get("message") or f"HTTP {self.status}")[:MAX_MESSAGE_LENGTH]
+
+
+IsThrottle = Callable[[ApiResponse], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class ApiClient:
         access, max_idle = server.access, MAX_IDLE_CONNECTIONS
         self._client = sync_http.HttpClient(server.url, limits=limits, access=access, max_idle=max_idle)
 
-    def send(self, call: ApiCall, *, is_throttle: Callable[[ApiResponse], bool] = lambda _: True) -> ApiResponse:
+    def send(self, call: ApiCall, *, is_throttle: IsThrottle = lambda _: True) -> ApiResponse:
         """Return the response of any status; ClusterUnavailable if there is none.
 
         `is_throttle` tells whether a 429 or 503 comes from a busy server, so that it is retried.

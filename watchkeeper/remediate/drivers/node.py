@@ -1,8 +1,7 @@
 """Perform actions on a node with work orders for its agent; the receipt is the result.
 
 The id of an order consists of the ids of the incident and the action, so that performing an action again finds its
-order, also after a restart of the hub. Nothing blocks: an action whose order has no receipt is not complete. A failed
-order is issued again with a new id if the action allows several tries.
+order, also after a restart of the hub. A failed order is issued again with a new id if the action allows several tries.
 """
 
 from __future__ import annotations

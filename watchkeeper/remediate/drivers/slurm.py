@@ -3,7 +3,7 @@
 The driver runs `scontrol`, `squeue` and `scancel` on this machine, without a shell. It checks node names first, because
 Slurm expands `n[1-100]` to a hundred nodes. Ownership is the node's reason, `watchkeeper:<incident>/<action>`. Slurm
 has no conditional update: another client may set another reason between our read and our update, so the node is read
-again after each update. `slurm_rest` does the same through slurmrestd.
+again after each update.
 """
 
 from __future__ import annotations
@@ -382,6 +382,5 @@ def require_node_name(place: Place) -> str:
 
 
 def _read_job_ids(action: Action) -> list[str]:
-    return cluster_driver.read_workload_names(
-        action, "jobs", JOB_ID, example="a job such as 17 or 17_3", source="Slurm"
-    )
+    example = "a job such as 17 or 17_3"
+    return cluster_driver.read_workload_names(action, "jobs", JOB_ID, example=example, source="Slurm")

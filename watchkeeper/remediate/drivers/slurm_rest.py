@@ -1,8 +1,7 @@
 """Drain and resume nodes of a Slurm cluster through slurmrestd, on machines without Slurm's commands.
 
 The driver extends that of `slurm`. slurmrestd can change nodes since Slurm 23.02 (API version v0.0.39), and has no call
-that requeues, holds or notifies a job: those actions are refused, and a drain waits for jobs. `build_driver` chooses it
-if [fleet] names a slurmrestd and PATH has no scontrol.
+that requeues, holds or notifies a job: those actions are refused, and a drain waits for jobs.
 """
 
 from __future__ import annotations

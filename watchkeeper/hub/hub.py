@@ -28,6 +28,7 @@ from watchkeeper.hub import (
 from watchkeeper.hub.runtime import LoopRunner
 from watchkeeper.hub.samples import Samples
 from watchkeeper.incidents import incident_labels
+from watchkeeper.kit import files
 from watchkeeper.notify import delivery, message
 from watchkeeper.remediate import evidence, orders, validation
 from watchkeeper.remediate.driver import Driver
@@ -75,7 +76,15 @@ class Hub:
             incidents=self.incidents,
             current=self.current,
         )
-        self._health = self._build_health(silences)
+        self._health = services.HubHealth(
+            [lambda: self.leadership.not_leading_reason, lambda: self.fleet.not_ready_reason],
+            [
+                self.loops.problems,
+                self.fleet.problems,
+                self.samples.problems,
+                lambda: filter(None, [silences.silences_problem()]),
+            ],
+        )
         self.services = self._build_services(silences, simulator_url)
 
     def open(self) -> None:
@@ -98,10 +107,13 @@ class Hub:
     def _build_stages(self, journal: journals.Journal) -> None:
         """Build all stages on a journal; their state comes only from this journal."""
         settings, now = self.runtime.settings, self.runtime.clock.now()
-        order_queue = orders.open_order_queue(journal, settings.hub.order_key_file, now=now)
-        previous_orders = self._orders()
-        if order_queue is not None and previous_orders is not None:
-            order_queue.take_listeners(previous_orders)
+        order_queue, previous_orders = None, self._orders()
+        # Without a key the hub issues no orders.
+        if settings.hub.order_key_file is not None:
+            key = files.read_key_file(Path(settings.hub.order_key_file))
+            order_queue = orders.OrderQueue(journal, key, now=now)
+            if previous_orders is not None:
+                order_queue.take_listeners(previous_orders)
         new_pipeline = pipeline.Pipeline(
             pipeline.PipelineDependencies(
                 engine=self.samples.engine,
@@ -126,17 +138,6 @@ class Hub:
         notifier = delivery.Notifier(settings.notify, notifier_dependencies, now=now)
         sources = evidence.EvidenceSources(journal, self.samples.engine, self.fleet.fleet, self.runtime.version)
         self.current.replace(stages.Stages(journal, new_pipeline, notifier, sources, order_queue))
-
-    def _build_health(self, silences: incident_service.SilenceService) -> services.HubHealth:
-        return services.HubHealth(
-            [lambda: self.leadership.not_leading_reason, lambda: self.fleet.not_ready_reason],
-            [
-                self.loops.problems,
-                self.fleet.problems,
-                self.samples.problems,
-                lambda: filter(None, [silences.silences_problem()]),
-            ],
-        )
 
     def _build_services(
         self, silences: incident_service.SilenceService, simulator_url: str | None

@@ -94,14 +94,11 @@ class Pipeline:
         self.rule_state: evaluate.RuleStates = {}
         # Without loaded rules, a server evaluates rules and reports resolved alerts.
         if parts.rules.groups:
-            self._restore_alerts(now)
-
-    def _restore_alerts(self, now: datetime) -> None:
-        # External alerts last until their own Alertmanager reports them as resolved.
-        own = [alert for alert in self._parts.journal.alerts() if external_alerts.SOURCE_LABEL not in alert.labels]
-        restored = evaluate.restore_alerts(self._rules, own)
-        self.rule_state, self._ended_series, ended = evaluate.retire_rules(restored, self._rules, now=now)
-        self._undelivered.update((alert.labels, alert) for alert in ended)
+            # External alerts last until their own Alertmanager reports them as resolved.
+            own = [alert for alert in self._parts.journal.alerts() if external_alerts.SOURCE_LABEL not in alert.labels]
+            restored = evaluate.restore_alerts(self._rules, own)
+            self.rule_state, self._ended_series, ended = evaluate.retire_rules(restored, self._rules, now=now)
+            self._undelivered.update((alert.labels, alert) for alert in ended)
 
     def change_rules(self, rules: rulefile.RuleSet, now: datetime) -> list[alerts.Alert]:
         """Replace the rules and return the resolved alerts of removed rules, for `ingest_alerts`.

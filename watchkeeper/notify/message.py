@@ -91,7 +91,10 @@ def notice_lines(notice: Notice, incident: Incident, context: MessageContext, *,
         lines.append(f"Duration: {durations.format_seconds(round(duration_seconds))}")
     else:
         best, plan, row = _best_finding(incident, context), context.plan(incident.id), causes.lookup(incident.cause)
-        lines.append(_since_line(notice, incident, now))
+        seconds = round((now - incident.opened_at).total_seconds() / 60) * 60
+        shows_duration = notice.occasion is not Occasion.OPENED and incident.is_open and seconds > 0
+        duration = f", for {durations.format_seconds(seconds)}" if shows_duration else ""
+        lines.append(f"Since {incident.opened_at:%Y-%m-%d %H:%M} UTC{duration}")
         if incident.members:
             signal_text = leading_member(incident.members).text
             lines.append(f"Signal: {textwrap.shorten(signal_text, MAX_SIGNAL_LENGTH, placeholder=' …')}")
@@ -138,13 +141,6 @@ def runbook_path(cause: str) -> str:
 def _best_finding(incident: Incident, context: MessageContext) -> diagnosis.Finding | None:
     incident_diagnosis = context.diagnosis(incident.id)
     return None if incident_diagnosis is None else incident_diagnosis.best
-
-
-def _since_line(notice: Notice, incident: Incident, now: datetime) -> str:
-    seconds = round((now - incident.opened_at).total_seconds() / 60) * 60
-    shows_duration = notice.occasion is not Occasion.OPENED and incident.is_open and seconds > 0
-    duration = f", for {durations.format_seconds(seconds)}" if shows_duration else ""
-    return f"Since {incident.opened_at:%Y-%m-%d %H:%M} UTC{duration}"
 
 
 def _batch_title(pairs: Sequence[tuple[Notice, Incident]], more: int) -> str:

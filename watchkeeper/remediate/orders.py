@@ -14,10 +14,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from pathlib import Path
 
 from watchkeeper.errors import ActionRefused, WireError
-from watchkeeper.kit import files, logs, wire
+from watchkeeper.kit import logs, wire
 from watchkeeper.model import actions, orders
 from watchkeeper.store.journal.journal import Journal
 
@@ -43,11 +42,6 @@ class OrderRequest:
     why: str = ""
     lifetime: timedelta = orders.DEFAULT_LIFETIME
     id: str | None = None
-
-
-def open_order_queue(journal: Journal, key_file: str | None, *, now: datetime) -> OrderQueue | None:
-    """Return the order queue; None without a key: then the hub issues no orders."""
-    return None if key_file is None else OrderQueue(journal, files.read_key_file(Path(key_file)), now=now)
 
 
 class OrderQueue:

@@ -169,10 +169,6 @@ def record_refusal(repair: Repair, action: Action, problem: str, *, now: datetim
     return end_repair(replace(recorded, has_cordon=has_cordon), transition, now)
 
 
-def join_incident(repair: Repair, proposal: RepairProposal) -> Repair:
-    return replace(repair, openings={**repair.openings, proposal.incident: proposal.opening})
-
-
 def resume(repair: Repair, now: datetime) -> Repair:
     """Restart the time limit of the current step."""
     return replace(repair, since=now) if repair.is_running else repair

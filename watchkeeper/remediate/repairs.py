@@ -112,7 +112,7 @@ class Repairs(RepairRegistry):
         return self.decide(changed, now)
 
     def _join(self, repair: Repair, proposal: RepairProposal, now: datetime) -> Repair:
-        joined = progress.join_incident(repair, proposal)
+        joined = replace(repair, openings={**repair.openings, proposal.incident: proposal.opening})
         return self.save(joined, now, text=f"{proposal.incident} shares this repair", kind=AUDIT_ENTRY)
 
     def _was_attempted(self, proposal: RepairProposal) -> bool:

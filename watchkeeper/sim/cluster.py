@@ -116,7 +116,15 @@ class SimCluster:
 
     def reset_gpu(self, node: SimNode, gpu: SimGpu, by: str) -> ActionOutcome:
         """Reset one GPU, under the same conditions as `nvidia-smi --gpu-reset`: reachable and unused."""
-        self._check_reset(node, gpu)
+        if not self.is_up(node):
+            raise ActionRefused("the node is rebooting", where=node.name, remedy="Try again when it is ready")
+        if not self.machines.exporter.is_present[gpu.row]:
+            problem = f"{gpu.uuid} is not on the PCIe bus and cannot be reset"
+            raise ActionRefused(problem, where=node.name, remedy="Reboot the node")
+        job = self.machines.jobs.job_on_gpu(gpu.row)
+        if job is not None:
+            problem = f"{gpu.uuid} is in use by {job.workload(node.row)}"
+            raise ActionRefused(problem, where=node.name, remedy="Drain the node first")
         if not self._is_new_mark(f"reset {gpu.uuid}", by):
             return self._unchanged(node, f"{gpu.uuid} was reset for {by}")
         self.machines.physics.reload_driver([gpu.row])
@@ -155,19 +163,6 @@ class SimCluster:
                 self.machines.kernel.reboot(node, datetime.fromtimestamp(now, UTC))
                 self.faults.repair(FaultRepair.REBOOT, node)
                 self._update_schedulable(node)
-
-    def _check_reset(self, node: SimNode, gpu: SimGpu) -> None:
-        if not self.is_up(node):
-            raise ActionRefused("the node is rebooting", where=node.name, remedy="Try again when it is ready")
-        if not self.machines.exporter.is_present[gpu.row]:
-            raise ActionRefused(
-                f"{gpu.uuid} is not on the PCIe bus and cannot be reset", where=node.name, remedy="Reboot the node"
-            )
-        job = self.machines.jobs.job_on_gpu(gpu.row)
-        if job is not None:
-            raise ActionRefused(
-                f"{gpu.uuid} is in use by {job.workload(node.row)}", where=node.name, remedy="Drain the node first"
-            )
 
     def _is_new_mark(self, action: str, by: str) -> bool:
         if (action, by) in self._marks:

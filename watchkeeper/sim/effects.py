@@ -182,7 +182,15 @@ def sum_effects(active_effects: Iterable[ActiveEffect], layout: FleetLayout) -> 
     for active in active_effects:
         _add_to_gpus(total, active)
         _add_to_nodes(total, active)
-        _add_to_jobs(total, active)
+        effect = active.effect
+        if effect.training is not None and active.job is not None:
+            total.training[active.job] = effect.training
+        if effect.serving is not None and active.job is not None:
+            total.serving[active.job] = effect.serving
+        if effect.pod is not None and active.pod is not None:
+            total.pods[active.pod] = (active, effect.pod)
+        if effect.quota_full:
+            total.full_quotas.add(active.namespace)
     return total
 
 
@@ -223,18 +231,6 @@ def _add_to_nodes(total: EffectTotals, active: ActiveEffect) -> None:
         ):
             if is_set:
                 nodes.add(node)
-
-
-def _add_to_jobs(total: EffectTotals, active: ActiveEffect) -> None:
-    effect = active.effect
-    if effect.training is not None and active.job is not None:
-        total.training[active.job] = effect.training
-    if effect.serving is not None and active.job is not None:
-        total.serving[active.job] = effect.serving
-    if effect.pod is not None and active.pod is not None:
-        total.pods[active.pod] = (active, effect.pod)
-    if effect.quota_full:
-        total.full_quotas.add(active.namespace)
 
 
 def _lower(values: NDArray[np.float64], rows: Rows, share: float | None) -> None:

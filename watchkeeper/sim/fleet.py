@@ -122,20 +122,15 @@ def build_layout(*, gpus: int, seed: int) -> FleetLayout:
     if gpus < 1:
         raise SettingsError(f"a fleet needs at least 1 GPU, not {gpus}")
     count = -(-gpus // GPUS_PER_NODE)
-    pools = _pools_of_nodes(count)
-    sizes = [min(GPUS_PER_NODE, gpus - row * GPUS_PER_NODE) for row in range(count)]
-    nodes = tuple(_build_node(row, pools[row], sizes[row], seed=seed) for row in range(count))
-    rows = np.arange(count)
-    return FleetLayout(nodes, {node.name: node for node in nodes}, np.repeat(rows, sizes), rows // NODES_PER_RACK)
-
-
-def _pools_of_nodes(count: int) -> list[SimPool]:
-    """The pool of each node, by the shares of the pools; a fleet of one node is in the first pool."""
     ends, total = [], 0.0
     for pool in POOLS:
         total += pool.share
         ends.append((max(1, round(total * count)), pool))
-    return [next(pool for end, pool in ends if row < end) for row in range(count)]
+    pools = [next(pool for end, pool in ends if row < end) for row in range(count)]
+    sizes = [min(GPUS_PER_NODE, gpus - row * GPUS_PER_NODE) for row in range(count)]
+    nodes = tuple(_build_node(row, pools[row], sizes[row], seed=seed) for row in range(count))
+    rows = np.arange(count)
+    return FleetLayout(nodes, {node.name: node for node in nodes}, np.repeat(rows, sizes), rows // NODES_PER_RACK)
 
 
 def _build_node(row: int, pool: SimPool, gpu_count: int, *, seed: int) -> SimNode:

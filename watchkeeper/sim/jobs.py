@@ -161,7 +161,14 @@ class SimJobs:
             elif job.ends <= now:
                 self.end(job)
         if now % ARRIVAL_SECONDS == 0:
-            self._start_pending(now)
+            for _ in range(len(self._pending)):
+                job = self._pending.popleft()
+                pool = self.layout.nodes[int(self.layout.node_of_gpu[job.rows[0]])].pool.name
+                rows = self._find_free_gpus(pool, len(job.rows))
+                if rows is None:
+                    self._pending.append(job)
+                else:
+                    self._start(job.template, rows, now, is_running=False, suffix=job.suffix)
             for pool in self._pools:
                 if self._busy_share(pool) < BUSY_SHARE:
                     self._start_new_job(pool, now, is_running=False)
@@ -271,16 +278,6 @@ class SimJobs:
             return None
         node = self.layout.nodes[int(candidates[np.argmin(self._free[candidates])])]
         return tuple(gpu.row for gpu in node.gpus if self.job_of_gpu[gpu.row] < 0)[:gpus]
-
-    def _start_pending(self, now: int) -> None:
-        for _ in range(len(self._pending)):
-            job = self._pending.popleft()
-            pool = self.layout.nodes[int(self.layout.node_of_gpu[job.rows[0]])].pool.name
-            rows = self._find_free_gpus(pool, len(job.rows))
-            if rows is None:
-                self._pending.append(job)
-            else:
-                self._start(job.template, rows, now, is_running=False, suffix=job.suffix)
 
     def _start(
         self, template: JobTemplate, rows: tuple[int, ...], now: int, *, is_running: bool, suffix: str | None = None

@@ -119,7 +119,10 @@ class ApiClient:
             elif response.status == 401:
                 raise self._build_unavailable(call, f"it rejected our credentials: {response.message}")
             elif response.status in (429, 503) and is_throttle(response):
-                self._wait_for_retry(call, response, deadline=deadline)
+                seconds = 1.0 if response.retry_after_seconds is None else response.retry_after_seconds
+                if seconds >= deadline - time.monotonic():
+                    raise self._build_unavailable(call, f"it is busy, Retry-After {seconds:g} s: {response.message}")
+                self._sleep(seconds)
             else:
                 return response
         raise self._build_unavailable(call, f"it was busy in {MAX_TRIES} tries")
@@ -137,12 +140,6 @@ class ApiClient:
             raise self._build_unavailable(call, error.problem) from error
         except CollectError as error:
             raise self._build_unavailable(call, str(error)) from error
-
-    def _wait_for_retry(self, call: ApiCall, response: ApiResponse, *, deadline: float) -> None:
-        seconds = 1.0 if response.retry_after_seconds is None else response.retry_after_seconds
-        if seconds >= deadline - time.monotonic():
-            raise self._build_unavailable(call, f"it is busy, Retry-After {seconds:g} s: {response.message}")
-        self._sleep(seconds)
 
     def _build_unavailable(self, call: ApiCall, problem: str) -> ClusterUnavailable:
         return ClusterUnavailable(

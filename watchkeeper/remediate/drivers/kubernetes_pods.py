@@ -67,8 +67,13 @@ def classify_pod(raw: Raw, rules: EvictionRules, *, at: datetime | None = None, 
     metadata, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")
     decision, why = _decide_drain(metadata, spec, status, rules=rules, at=at)
     # `kubectl drain` also evicts only the pods that it listed first.
-    is_returning = decision in (DrainDecision.EVICT, DrainDecision.WAIT) and is_newer(metadata, since)
-    if is_returning := is_returning and _tolerates(spec, TAINT):
+    is_newcomer = decision in (DrainDecision.EVICT, DrainDecision.WAIT) and is_newer(metadata, since)
+    # The scheduler may place it on a node with our taint.
+    is_returning = is_newcomer and any(
+        toleration.get("key", TAINT) == TAINT and toleration.get("effect", "NoSchedule") == "NoSchedule"
+        for toleration in map(facts.mapping, facts.items(spec, "tolerations"))
+    )
+    if is_returning:
         decision, why = DrainDecision.LEAVE, "it was created after the cordon and tolerates it"
     namespace, uid = facts.text(metadata, "namespace"), facts.text(metadata, "uid")
     return PodState(namespace, facts.require_name(metadata), uid, decision, why, is_returning)
@@ -143,14 +148,6 @@ def read_budget_message(body: Raw) -> str | None:
             return facts.text(cause, "message", intern_it=False)
     message = facts.text(body, "message", intern_it=False)
     return message if "disruption budget" in message.lower() or "PodDisruptionBudget" in message else None
-
-
-def _tolerates(spec: Raw, taint_key: str) -> bool:
-    """Whether the scheduler may place the pod on a node with a NoSchedule taint of this key."""
-    return any(
-        toleration.get("key", taint_key) == taint_key and toleration.get("effect", "NoSchedule") == "NoSchedule"
-        for toleration in map(facts.mapping, facts.items(spec, "tolerations"))
-    )
 
 
 def _find_disk_volume(spec: Raw) -> str | None:

@@ -13,7 +13,6 @@ from watchkeeper.store.head import head
 
 
 def build_engine(settings: config.Settings) -> engine.Engine:
-    """The engine for samples in this process, or on a server with the Prometheus API."""
     if settings.query.engine is config.QueryEngine.EMBEDDED:
         # `Samples.open` replaces this head with the store in the data directory.
         return embedded.EmbeddedEngine(head.Head(max_series=settings.query.max_series))
@@ -35,7 +34,6 @@ def build_engine(settings: config.Settings) -> engine.Engine:
 def build_driver(
     settings: config.Settings, simulator_url: str | None, *, is_stopped: Callable[[], bool] = lambda: False
 ) -> driver.Driver:
-    """The driver for repairs; the simulated one needs the URL of the simulator."""
     if settings.remediate.driver is config.DriverName.SIMULATED:
         if simulator_url is None:
             raise SettingsError(

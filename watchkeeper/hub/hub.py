@@ -69,13 +69,8 @@ class Hub:
             loops=self.loops,
         )
         silences = incident_service.SilenceService(runtime, self.current)
-        self.own_series = own_series.OwnSeries(
-            runtime,
-            samples,
-            fleet=self.fleet,
-            incidents=self.incidents,
-            current=self.current,
-        )
+        fleet, incidents, current = self.fleet, self.incidents, self.current
+        self.own_series = own_series.OwnSeries(runtime, samples, fleet=fleet, incidents=incidents, current=current)
         self._health = services.HubHealth(
             [lambda: self.leadership.not_leading_reason, lambda: self.fleet.not_ready_reason],
             [

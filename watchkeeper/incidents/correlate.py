@@ -402,7 +402,6 @@ def _refresh(incident: Incident, members: tuple[Member, ...], *, context: Correl
 
 
 def make_title(cause: str, place: fleet.Place, *, names: PlaceNames, members: Sequence[Member] = ()) -> str:
-    """The headline of the cause with the display name of the place."""
     row = causes.lookup(cause)
     other_gpus = {member.place for member in members if member.place.gpu is not None} - {place}
     more = f" and {len(other_gpus)} more" if other_gpus and row.family in WHOLE_JOB_FAMILIES else ""

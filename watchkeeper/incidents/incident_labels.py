@@ -91,16 +91,15 @@ def check_matcher(matcher: silences.Matcher) -> None:
 
 def matches_labels(matchers: Iterable[silences.Matcher], subject: IncidentLabels) -> bool:
     """Whether all matchers match: one value of a label is enough, and a missing label counts as empty."""
-    return all(_accepts(matcher, subject.get(matcher.name, frozenset())) for matcher in matchers)
-
-
-def _accepts(matcher: silences.Matcher, values: frozenset[str]) -> bool:
-    if matcher.is_regex:
-        pattern = patterns.compile_pattern(matcher.value)
-        matches = any(pattern.fullmatch(value) is not None for value in values or ("",))
-    else:
-        matches = matcher.value in (values or ("",))
-    return matches is matcher.is_equal
+    for matcher in matchers:
+        values = subject.get(matcher.name) or ("",)
+        matches = matcher.value in values
+        if matcher.is_regex:
+            pattern = patterns.compile_pattern(matcher.value)
+            matches = any(pattern.fullmatch(value) is not None for value in values)
+        if matches is not matcher.is_equal:
+            return False
+    return True
 
 
 def place_matchers(place: fleet.Place) -> tuple[silences.Matcher, ...]:

@@ -61,8 +61,11 @@ def recovery_events(
     broken_gpus: Sequence[BrokenGpu], *, engine: engines.Engine, presence: Presence, now: datetime
 ) -> list[events.Event]:
     """Return a reset event for each GPU that was reset since its fault."""
-    returned = [gpu for gpu in broken_gpus if gpu.is_lost and _is_steadily_present(gpu, presence)]
-    recoveries = [_reset_event(gpu, now, "reports again") for gpu in returned]
+    recoveries = []
+    for gpu in [gpu for gpu in broken_gpus if gpu.is_lost]:
+        present = presence(gpu.place)
+        if present is not None and present[1] - max(present[0], gpu.since, gpu.received_at) >= STEADY:
+            recoveries.append(_reset_event(gpu, now, "reports again"))
     present_gpus = [gpu for gpu in broken_gpus if not gpu.is_lost]
     for start in range(0, len(present_gpus), MAX_UUIDS):
         batch = present_gpus[start : start + MAX_UUIDS]
@@ -74,20 +77,13 @@ def recovery_events(
     return recoveries
 
 
-def _is_steadily_present(gpu: BrokenGpu, presence: Presence) -> bool:
-    present = presence(gpu.place)
-    return present is not None and present[1] - max(present[0], gpu.since, gpu.received_at) >= STEADY
-
-
 Readings = Sequence[tuple[int, float]]
 
 
 def _was_reset(readings_by_metric: Iterable[Readings], since_ms: int) -> bool:
     """Whether a metric was set after the fault and all are 0 now; a metric without a current value is not 0."""
-    values_since_fault = [[value for at_ms, value in readings if at_ms >= since_ms] for readings in readings_by_metric]
-    return any(any(values) for values in values_since_fault) and all(
-        not values or values[-1] == 0 for values in values_since_fault
-    )
+    by_metric = [[value for at_ms, value in readings if at_ms >= since_ms] for readings in readings_by_metric]
+    return any(map(any, by_metric)) and all(not values or values[-1] == 0 for values in by_metric)
 
 
 def _query_readings(

@@ -245,8 +245,7 @@ class IncidentTracker:
         return self._save(resolved, IncidentStep.RESOLVED, text=why, at=now, actor=actor)
 
     def add_note(self, id: str, actor: str, *, text: str, now: datetime) -> None:
-        incident = self._find(id)
-        self._journal.record(IncidentStep.NOTED, incident.id, at=now, actor=actor, body={"text": text})
+        self._journal.record(IncidentStep.NOTED, self._find(id).id, at=now, actor=actor, body={"text": text})
 
     def record_correction(self, id: str, actor: str, *, body: Mapping[str, str], now: datetime) -> Incident:
         """Store a person's correction of the cause for the diagnosis; the incident itself follows its signals."""

@@ -52,8 +52,6 @@ Plain = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PostedAlert:
-    """One alert for Alertmanager: its identity is its labels."""
-
     labels: Texts
     body: Plain
 
@@ -186,11 +184,7 @@ class ReceivedAlerts:
 
 
 def read_webhook(
-    body: bytes,
-    now: datetime,
-    *,
-    cause_by_alert_name: Texts,
-    stale: timedelta = external_alerts.STALE_AFTER,
+    body: bytes, now: datetime, *, cause_by_alert_name: Texts, stale: timedelta = external_alerts.STALE_AFTER
 ) -> ReceivedAlerts:
     """The alerts of a webhook call (version 4) that the hub did not send itself; WireError if the body is invalid.
 

@@ -158,7 +158,6 @@ class Notifier:
         return silence
 
     def loops(self, time: clock.Clock, on_journal_thread: JournalThread) -> list[tuple[str, LoopBody]]:
-        """The background loops by name; the hub runs them and restarts one that fails."""
         if self._settings.via is config.NotifyVia.RECEIVERS:
             needs = self._dependencies
             digests = digest.DigestDelivery(needs.journal, needs.place_name, needs.inventory)

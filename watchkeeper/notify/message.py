@@ -39,8 +39,6 @@ TITLE_PREFIX = {
 
 @dataclass(frozen=True, slots=True)
 class MessageContext:
-    """Lookups for the diagnosis and the plan of an incident, and the URL of the console."""
-
     diagnosis: Callable[[str], diagnosis.Diagnosis | None] = lambda _: None
     plan: Callable[[str], actions.Plan | None] = lambda _: None
     # Without a URL, messages have no links.

@@ -52,8 +52,6 @@ class NoticeBatch:
 
 @dataclass(slots=True)
 class _ReceiverQueue:
-    """Pending notices of a receiver, with the state of its rate limit and retries."""
-
     notices: dict[str, Notice]
     sent_times: list[datetime]
     failures: int = 0

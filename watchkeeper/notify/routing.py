@@ -121,8 +121,6 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class DigestSchedule:
-    """The receivers of the digest of the last `days`, and when it is sent."""
-
     receivers: tuple[str, ...]
     at: str = "Mon 09:00"
     zone: str = "UTC"

@@ -210,8 +210,6 @@ def find_failed_repairs(repair: Repair, past: Sequence[Repair]) -> list[Repair]:
 
 
 class NodeHandOver:
-    """Hands nodes over to people when their repairs keep failing. Not thread-safe."""
-
     def __init__(self, journal: Journal, sources: EvidenceSources, folder: Path, *, limit: int) -> None:
         self._journal, self._sources, self._folder, self._limit = journal, sources, folder, limit
         self._checked: set[str] = set()

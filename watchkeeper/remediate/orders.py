@@ -136,7 +136,6 @@ class OrderQueue:
         return open_order or self._journal.order(id)
 
     def latest_orders(self, limit: int = 100) -> Sequence[orders.TrackedOrder]:
-        """Return the newest orders first; open orders with their current state."""
         return [self.find_order(tracked.order.id) or tracked for tracked in self._journal.latest_orders(limit=limit)]
 
     def _is_requested(self, order: orders.Order, now: datetime) -> bool:

@@ -75,7 +75,6 @@ def make_plan(
 
 
 def dry_run(draft: PlanDraft, driver: Driver, *, now: datetime) -> Plan:
-    """Return the plan with the call of each action, and change nothing."""
     observations: Observations = {}
     receipts = tuple(_describe(action, driver, now=now, observations=observations) for action in draft.actions)
     return Plan(draft.incident, draft.cause, draft.mode, made_at=now, next_step=draft.next_step, receipts=receipts)

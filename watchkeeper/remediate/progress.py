@@ -105,7 +105,6 @@ def release_node(repair: Repair, why: str) -> Repair:
 
 
 def next_step(repair: Repair, why: str, now: datetime) -> Repair:
-    """Return the repair at its next step, in the state of that step."""
     index = repair.step + 1
     next_action = repair.actions[index] if index < len(repair.actions) else None
     # The transition to `restoring` follows once the uncordon is the current step.

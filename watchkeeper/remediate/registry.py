@@ -145,7 +145,6 @@ class RepairRegistry:
         self._is_inconsistent = False
 
     def active_repairs(self) -> list[Repair]:
-        """Return the repairs that wait, run, or keep a cordon; oldest first."""
         with self._lock:
             return sorted(self._active.values(), key=lambda repair: repair.made_at)
 

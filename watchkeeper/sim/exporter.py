@@ -39,8 +39,6 @@ def supports(model: GpuModel, field: str) -> bool:
 
 
 class DcgmReadings:
-    """Reads DCGM fields from the physical state; constants are collected once."""
-
     def __init__(self, layout: FleetLayout, physics: Physics) -> None:
         self.physics = physics
         per_gpu, nodes = layout.node_of_gpu, layout.nodes

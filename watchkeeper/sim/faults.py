@@ -288,7 +288,6 @@ class FaultInjector:
         return fault.rows
 
     def _update_totals(self) -> None:
-        """Sum up the effects of all active faults, and pass them to readings and exporter."""
         active_effects = (active for fault in self.active.values() for active in fault.effects)
         exporter, layout = self.machines.exporter, self.machines.layout
         self.totals = sum_effects(active_effects, layout)

@@ -40,8 +40,6 @@ CPU_LABELS = tuple(format_labels({"cpu": "0", "mode": mode}) for mode in CPU_MOD
 
 
 class SimHosts:
-    """The hosts of all nodes, with their InfiniBand counters and boot times."""
-
     def __init__(self, layout: FleetLayout, physics: Physics, now: int) -> None:
         self._physics = physics
         port_rates = np.array([PORTS.get(node.pool.name, (0, 0.0))[1] for node in layout.nodes])
@@ -59,7 +57,6 @@ class SimHosts:
         self._cached_parts: dict[int, tuple[tuple[object, ...], bytes]] = {}
 
     def step(self, total: EffectTotals) -> None:
-        """Simulate one second of traffic, CPU use and link errors."""
         self._port_bytes += self._bytes_per_second * self._physics.activity[8] * self._physics.clock_share
         utilisation = np.add.reduceat(self._physics.activity[5], self._first_rows) / self._gpu_counts
         busy = IDLE_CPU_SHARE + WORK_CPU_SHARE * utilisation

@@ -225,7 +225,6 @@ class SimJobs:
             self._pending.append(job)
 
     def place(self, template: JobTemplate, rows: tuple[int, ...], now: int) -> SimJob:
-        """Start a job on exactly these GPUs, and evict the jobs on them."""
         for number in sorted({int(n) for n in self.job_of_gpu[list(rows)]} - {-1}):
             self.evict(self.running[number])
         return self._start(template, rows, now, is_running=False)

@@ -35,8 +35,6 @@ XID_LINE = re.compile(r"NVRM: Xid \(PCI:[^)]*\): (\d+),")
 
 @dataclass(frozen=True, slots=True)
 class SimKernelRecord:
-    """One log record; `seq` counts over the whole fleet."""
-
     seq: int
     node: str
     boot: str

@@ -163,6 +163,6 @@ def _write_specs_and_exits(page: MetricsPage, pods: list[SimPod]) -> None:
     page.begin("kube_pod_container_status_last_terminated_exitcode", "gauge", "The exit code of the last termination.")
     for pod in exited:
         page.add(format_labels({**pod.labels, "container": pod.container}), pod.spec.exit_code or 0)
-    page.begin("kube_pod_container_status_restarts_total", "counter", "The number of container restarts.")
-    for pod in pods:
-        page.add(format_labels({**pod.labels, "container": pod.container}), 0 if pod.spec.exit_code is None else 1)
+    restarts = (({**pod.labels, "container": pod.container}, int(pod.spec.exit_code is not None)) for pod in pods)
+    name, help = "kube_pod_container_status_restarts_total", "The number of container restarts."
+    page.write(name, "counter", help, restarts)

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 
 
 class MetricsPage:
-    """One page: `begin` a metric family, then `add` its samples."""
-
     def __init__(self) -> None:
         self._parts: list[str] = []
         self._name = ""

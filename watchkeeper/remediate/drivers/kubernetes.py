@@ -100,7 +100,6 @@ class KubernetesDriver:
         )
 
     def describe(self, action: Action) -> str:
-        """Return the calls in order, without making any; parts that depend on the cluster are described."""
         if action.kind not in SUPPORTED_ACTIONS:
             return describe_manual_command(action)
         return "; ".join(_describe_calls(action, self._eviction_version))

@@ -40,11 +40,7 @@ class SimulatedDriver:
     name: str = "simulator"
 
     def observe(self, place: Place) -> NodeObservation:
-        status, body = self._call("GET", _node_path(place))
-        if status == 404:
-            return NodeObservation(place, exists=False)
-        if status != 200:
-            raise self._build_failure("GET", _node_path(place), problem=f"it answered {status}: {_reason(body)}")
+        body = self._call("GET", _node_path(place), missing={"exists": False})
         return NodeObservation(
             place=place,
             exists=bool(body.get("exists", True)),
@@ -62,10 +58,7 @@ class SimulatedDriver:
         if action.kind not in CALL_NAMES:
             raise cluster_driver.build_refusal(f"the simulator has no call for {action.kind}", action.place.node)
         mark = self._find_own_mark(action) if action.kind is ActionKind.UNCORDON else action.mark
-        status, response_body = self._call("POST", _action_path(action), body={"by": mark})
-        if status != 200:
-            problem = f"it answered {status}: {_reason(response_body)}"
-            raise self._build_failure("POST", _action_path(action), problem=problem)
+        response_body = self._call("POST", _action_path(action), body={"by": mark})
         return ActionOutcome(f"POST {_action_path(action)} by {mark}: {response_body.get('text', 'done')}")
 
     def _find_own_mark(self, action: Action) -> str:
@@ -75,14 +68,23 @@ class SimulatedDriver:
             cluster_driver.check_mark(owner, action)
         return owner or action.mark
 
-    def _call(self, method: str, path: str, *, body: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:
+    def _call(
+        self, method: str, path: str, *, body: dict[str, str] | None = None, missing: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return the answer; `missing` is returned for a status of 404."""
         content = None if body is None else json.dumps(body).encode()
         request = sync_http.Request(method, path, content, {"Content-Type": "application/json"})
         try:
             response = sync_http.HttpClient(self.url, limits=LIMITS).send(request)
-            return response.status, _decode_object(response.body)
+            answer = _decode_object(response.body)
         except CollectError as error:
             raise self._build_failure(method, path, problem=error.problem) from error
+        if response.status == 404 and missing is not None:
+            return missing
+        if response.status != 200:
+            reason = str(answer.get("error", "no reason given"))[:200]
+            raise self._build_failure(method, path, problem=f"it answered {response.status}: {reason}")
+        return answer
 
     def _build_failure(self, method: str, path: str, *, problem: str) -> ActionFailed:
         return ActionFailed(
@@ -110,7 +112,3 @@ def _decode_object(content: bytes) -> dict[str, Any]:
     if not isinstance(decoded, dict):
         raise CollectError(f"the answer is not a JSON object: {content[:80]!r}")
     return decoded
-
-
-def _reason(answer: dict[str, Any]) -> str:
-    return str(answer.get("error", "no reason given"))[:200]

@@ -35,7 +35,7 @@ ERASE = "\r\x1b[K"
 Row = Sequence[str]
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, names: int | None = None) -> None:
+def print_table(header: Row, rows: Sequence[Row], *, names: int | None = None) -> None:
     """Print rows under a header; the first `names` columns (default: all) are left-aligned, others right-aligned."""
     left_columns = len(header) if names is None else names
     if sys.stdout.isatty() and _print_rich(header, rows, left_columns):
@@ -44,9 +44,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, names: 
         click.echo(line)
 
 
-def format_lines(
-    header: Sequence[str], rows: Sequence[Sequence[str]], left_columns: int | None = None
-) -> Iterator[str]:
+def format_lines(header: Row, rows: Sequence[Row], left_columns: int | None = None) -> Iterator[str]:
     left_columns = len(header) if left_columns is None else left_columns
     widths = _natural_widths(header, rows)
     for row in [header, *rows]:
@@ -61,11 +59,11 @@ def format_count(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def _natural_widths(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+def _natural_widths(header: Row, rows: Sequence[Row]) -> list[int]:
     return [max(map(len, column)) for column in zip(header, *rows, strict=True)]
 
 
-def _print_rich(header: Sequence[str], rows: Sequence[Sequence[str]], left_columns: int) -> bool:
+def _print_rich(header: Row, rows: Sequence[Row], left_columns: int) -> bool:
     """Print the table with rich; False if rich is not installed (agent-only node) or the terminal is too narrow."""
     try:
         from rich.console import Console
@@ -88,17 +86,11 @@ def _print_rich(header: Sequence[str], rows: Sequence[Sequence[str]], left_colum
 
 
 def fit_widths(natural_widths: Sequence[int], total_width: int) -> list[int] | None:
-    """Column widths for a terminal: short columns keep their width, long ones share the rest; None if too narrow.
-
-    Rich alone would truncate cells on a narrow terminal.
-    """
-    free = (
-        total_width
-        - sum(width for width in natural_widths if width <= MAX_FIXED_WIDTH)
-        - GAP * (len(natural_widths) - 1)
-    )
+    """Column widths for a terminal: short columns keep their width, long ones share the rest; None if too narrow."""
+    # Rich alone would truncate cells on a narrow terminal.
     long = [width for width in natural_widths if width > MAX_FIXED_WIDTH]
-    shared = free - MIN_FOLDED_WIDTH * len(long)
+    fixed = sum(natural_widths) - sum(long) + GAP * (len(natural_widths) - 1)
+    shared = total_width - fixed - MIN_FOLDED_WIDTH * len(long)
     if shared < 0:
         return None
     excess = sum(width - MIN_FOLDED_WIDTH for width in long)
@@ -122,13 +114,10 @@ def draw_chart(series: Sequence[tuple[str, Points]], *, width: int, height: int 
     cells = [[" "] * columns for _ in range(height)]
     for mark, (_, points) in zip(MARKS, shown, strict=False):
         for at, value in points:
-            column = _scale(at, left, right, steps=columns)
             row = height - 1 - _scale(value, low, high, steps=height)
-            cells[row][column] = mark
-    lines = [
-        f"{_axis_label(row, low, high, height=height):>{AXIS_WIDTH}} |{''.join(cells[row])}".rstrip()
-        for row in range(height)
-    ]
+            cells[row][_scale(at, left, right, steps=columns)] = mark
+    labels = [_axis_label(row, low, high, height=height) for row in range(height)]
+    lines = [f"{label:>{AXIS_WIDTH}} |{''.join(row)}".rstrip() for label, row in zip(labels, cells, strict=True)]
     lines += [" " * AXIS_WIDTH + " +" + "-" * columns, _time_axis(left, right, columns=columns)]
     lines += [f"  {mark} {name[: max(MIN_WIDTH, width) - 4]}" for mark, (name, _) in zip(MARKS, shown, strict=False)]
     omitted = len(series) - len(shown)

@@ -21,14 +21,7 @@ from watchkeeper.render import yaml_text
 from watchkeeper.render.tree import RenderedFile
 from watchkeeper.render.yaml_text import YamlPart
 from watchkeeper.rules import reload, slo
-from watchkeeper.workloads.replicas import (
-    CALM_SECONDS,
-    MAX_GROWTH,
-    MAX_REPLICAS,
-    MAX_WAITING_PER_REPLICA,
-    MIN_REPLICAS,
-    SHRINK_EVERY_SECONDS,
-)
+from watchkeeper.workloads import replicas
 
 SERVICE = re.compile(r"(?P<namespace>[a-z0-9-]+)/(?P<name>[a-z0-9.-]+)=(?P<model>[^\s\"{}]+)")
 EXAMPLE = "serving/llama=llama-3-8b"
@@ -38,8 +31,8 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 READER = "watchkeeper-reader"
 # Loading a model takes minutes, so replicas are removed slowly, one at a time.
 DOWN = {
-    "stabilizationWindowSeconds": round(CALM_SECONDS),
-    "policies": [{"type": "Pods", "value": 1, "periodSeconds": round(SHRINK_EVERY_SECONDS)}],
+    "stabilizationWindowSeconds": round(replicas.CALM_SECONDS),
+    "policies": [{"type": "Pods", "value": 1, "periodSeconds": round(replicas.SHRINK_EVERY_SECONDS)}],
 }
 UP = {"stabilizationWindowSeconds": 0, "policies": [{"type": "Percent", "value": 100, "periodSeconds": 60}]}
 ABOUT_OBJECT = """Scales {name} by the waiting requests of {model}, and by its latency SLO. Needs KEDA.
@@ -96,8 +89,8 @@ def signals(service: ScaledService, objectives: Sequence[slo.Slo], cluster: str)
     """The scaling signals of a service; each query returns one number, or none without traffic."""
     about = f'cluster="{cluster}", model_name="{service.model}"'
     query = f"sum(inference_requests_waiting{{{about}}})"
-    why = f"Waiting requests, at most {MAX_WAITING_PER_REPLICA:g} for each replica."
-    waiting = ScalingSignal("waiting", query, f"{MAX_WAITING_PER_REPLICA:g}", True, why)
+    why = f"Waiting requests, at most {replicas.MAX_WAITING_PER_REPLICA:g} for each replica."
+    waiting = ScalingSignal("waiting", query, f"{replicas.MAX_WAITING_PER_REPLICA:g}", True, why)
     # Without it an empty queue would remove all replicas but one, and the next requests would add them again.
     query = f"sum(rate(inference_request_duration_seconds_count{{{about}}}[5m])) / "
     query += f"max(watchkeeper:inference_replica_requests:max1d{{{about}}})"
@@ -107,7 +100,7 @@ def signals(service: ScaledService, objectives: Sequence[slo.Slo], cluster: str)
         late = LATE.search(objective.errors)
         assert late is not None
         burning = f'{slo.RATIO}5m{{slo="{objective.name}", {about}}}'
-        query = f"clamp_max(max({burning}) / {objective.budget:.6g}, {MAX_GROWTH:g})"
+        query = f"clamp_max(max({burning}) / {objective.budget:.6g}, {replicas.MAX_GROWTH:g})"
         why = f"More than {objective.budget:.4g} take over {late['seconds']} s: add half as many."
         scaling_signals.append(ScalingSignal(f"burn-{objective.name}", query, "1", False, why))
     return scaling_signals
@@ -133,12 +126,12 @@ def _scaled(service: ScaledService, objectives: Sequence[slo.Slo], settings: con
     parts = [_trigger(signal, server, settings) for signal in signals(service, objectives, settings.fleet.cluster)]
     spec = {
         "scaleTargetRef": {"kind": "Deployment", "name": service.name},
-        "minReplicaCount": MIN_REPLICAS,
-        "maxReplicaCount": MAX_REPLICAS,
+        "minReplicaCount": replicas.MIN_REPLICAS,
+        "maxReplicaCount": replicas.MAX_REPLICAS,
         "pollingInterval": 15,
         "cooldownPeriod": 600,
         # If the server does not respond, replicas stay unchanged: unknown is not an empty queue.
-        "fallback": {"failureThreshold": 3, "replicas": MIN_REPLICAS, "behavior": "currentReplicasIfHigher"},
+        "fallback": {"failureThreshold": 3, "replicas": replicas.MIN_REPLICAS, "behavior": "currentReplicasIfHigher"},
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": {"scaleUp": UP, "scaleDown": DOWN}}},
     }
     head = _kubernetes_object("keda.sh/v1alpha1", "ScaledObject", service.name, service.namespace, spec=spec)
@@ -193,8 +186,8 @@ def _plain(service: ScaledService, objectives: Sequence[slo.Slo], settings: conf
         metrics.append({"type": "External", "external": external})
     spec = {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": service.name},
-        "minReplicas": MIN_REPLICAS,
-        "maxReplicas": MAX_REPLICAS,
+        "minReplicas": replicas.MIN_REPLICAS,
+        "maxReplicas": replicas.MAX_REPLICAS,
         "metrics": metrics,
         "behavior": {"scaleUp": UP, "scaleDown": DOWN},
     }

@@ -46,7 +46,7 @@ def forecast(answer: answers.CapacityForecast, *, width: int) -> Iterator[str]:
     rows = answer.plain.get("rows", {})
     if rows.get("left_out"):
         yield f"{rows['used']:,} of {rows['rows']:,} rows are used."
-    yield from _table_problem_lines(answer, "problems")
+    yield from _problem_lines(answer, "problems")
 
 
 def _backtest_lines(answer: answers.CapacityForecast, past: answers.PastDemand) -> Iterator[str]:
@@ -107,8 +107,8 @@ def now(answer: answers.CapacityNow) -> Iterator[str]:
             f"{unplaced['jobs']} running jobs with {unplaced['gpus']:g} GPUs do not fit on these nodes and are not "
             "counted as allocated: the table of nodes is incomplete."
         )
-    yield from _table_problem_lines(answer, "problems")
-    yield from _table_problem_lines(answer, "node_problems")
+    yield from _problem_lines(answer, "problems")
+    yield from _problem_lines(answer, "node_problems")
 
 
 def _use_lines(answer: answers.CapacityNow) -> Iterator[str]:
@@ -163,8 +163,8 @@ def whatif(answer: answers.WhatIf) -> Iterator[str]:
     share = f" of {counts['rows']} rows" if "rows" in counts else ""
     yield f"{counts['jobs']} jobs{share} ({answer.layout}{_format_window(answer)}); {dropped}."
     yield f"Assumptions: {'; '.join(answer.assumes)}. Policy: {answer.policy}."
-    yield from _problem_lines(answer.problems)
-    yield from _table_problem_lines(answer, "node_problems")
+    yield from _problem_lines(answer, "problems")
+    yield from _problem_lines(answer, "node_problems")
 
 
 def _format_window(answer: answers.WhatIf) -> str:
@@ -181,16 +181,13 @@ def _whatif_row(shape: str, *spreads: answers.Waits | answers.Spread) -> list[st
     return [shape, str(before.jobs), *means, _format_seconds(before.p95), _format_seconds(after.p95)]
 
 
-def _table_problem_lines(answer: reading.HubAnswer, name: str) -> Iterator[str]:
+def _problem_lines(answer: reading.HubAnswer, name: str) -> Iterator[str]:
+    """What could not be read; only tables have problems."""
     if name in answer.plain:
-        yield from _problem_lines(reading.read_answer(answers.PlainProblems, answer.plain[name]))
-
-
-def _problem_lines(problems: answers.PlainProblems) -> Iterator[str]:
-    if not problems.counts:
-        return
-    yield f"Dropped: {', '.join(f'{count} × {kind}' for kind, count in problems.counts.items())}."
-    yield from (f"  {line}" for line in problems.lines[:MAX_PROBLEM_LINES])
+        problems = reading.read_answer(answers.PlainProblems, answer.plain[name])
+        if problems.counts:
+            yield f"Dropped: {', '.join(f'{count} × {kind}' for kind, count in problems.counts.items())}."
+            yield from (f"  {line}" for line in problems.lines[:MAX_PROBLEM_LINES])
 
 
 def _format_percent(value: float | None) -> str:

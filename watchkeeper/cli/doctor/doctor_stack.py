@@ -38,12 +38,7 @@ TIMEOUT = "20s"
 @click.option("--dashboards", metavar="DIR", type=PATH, help="Folder of Grafana dashboards (JSON) to check too.")
 @options.as_json
 def command(
-    url: str | None,
-    bearer_token_file: Path | None,
-    kubeconfig_file: Path | None,
-    namespace: str | None,
-    dashboards: Path | None,
-    as_json: bool,
+    url: str | None, kubeconfig_file: Path | None, dashboards: Path | None, as_json: bool, **access: Any
 ) -> None:
     """Check the monitoring itself: targets without scrapes, rules that can never fire, empty panels.
 
@@ -60,11 +55,11 @@ def command(
     stack, problems = facts.Stack(panels=tuple(panels)), list[str]()
     if url is not None:
         try:
-            stack = _read_prometheus(url, bearer_token_file, panels)
+            stack = _read_prometheus(url, access["bearer_token_file"], panels)
         except StoreError as error:
             problems.append(str(error))
     if kubeconfig_file is not None:
-        stack = replace(stack, kubernetes=asyncio.run(_read_kubernetes(kubeconfig_file, namespace)))
+        stack = replace(stack, kubernetes=asyncio.run(_read_kubernetes(kubeconfig_file, access["namespace"])))
     findings, sources = examine.examine(stack), examine.list_sources(stack)
     cluster = stack.kubernetes
     is_unknown = bool(problems) or (cluster is not None and len(cluster.unread) == len(gather.KINDS))

@@ -42,16 +42,14 @@ def command(paths: Sequence[Path], show_all: bool, as_json: bool) -> None:
     verdicts = files.judge_files(paths, rulefile.load_rules([rule_loops.SHIPPED_RULES]))
     counts = Counter(verdict.compatibility for verdict in verdicts)
     counts_json = {compatibility.value: counts[compatibility] for compatibility in ORDER}
-    lines = _verdict_lines(verdicts if show_all else [verdict for verdict in verdicts if _is_notable(verdict)])
+    works = Compatibility.WORKS
+    shown = [verdict for verdict in verdicts if show_all or verdict.why or verdict.compatibility is not works]
+    lines = _verdict_lines(shown)
     lines += [f"{counts[compatibility]:>6}  {text}" for compatibility, text in VERDICT_TEXTS.items()]
     options.print_result({"counts": counts_json, "verdicts": wire.to_plain(verdicts)}, lines, as_json=as_json)
     if not verdicts:
         raise click.UsageError("nothing to read: give .csv, .yaml or .json files, or folders that contain them")
     raise SystemExit(1 if counts[Compatibility.CHANGES] or counts[Compatibility.CANNOT] else 0)
-
-
-def _is_notable(verdict: files.MigrationVerdict) -> bool:
-    return verdict.compatibility is not Compatibility.WORKS or bool(verdict.why)
 
 
 def _verdict_lines(verdicts: Sequence[files.MigrationVerdict]) -> list[str]:

@@ -21,10 +21,10 @@ def command(hub: Client, days: int, as_json: bool) -> None:
     if as_json:
         options.print_json({name: answer.plain[name] for name in ("since", "lemons", "left_out", "unmapped", "unseen")})
     elif nodes:
-        rows = [
-            [node.name, "lemon" * node.is_lemon, str(node.faults), f"{node.times_fleet:.1f}×", ", ".join(node.reasons)]
-            for node in nodes
-        ]
+        rows = []
+        for node in nodes:
+            hazard = [str(node.faults), f"{node.times_fleet:.1f}×", ", ".join(node.reasons)]
+            rows.append([node.name, "lemon" * node.is_lemon, *hazard])
         click.echo(f"Since {answer.since:%Y-%m-%d}; hazard is relative to the whole fleet.")
         options.print_table(["node", "", "faults", "hazard", "why"], rows)
     else:

@@ -5,17 +5,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from watchkeeper.model import fabric
+
 if TYPE_CHECKING:
     from watchkeeper.client import answers
 
-DIGITS = re.compile(r"(\d+)")
 UNKNOWN = "–"
 MIB_PER_GIB = 1024.0
 
@@ -90,12 +90,8 @@ class TopPage:
     has_problem: bool = False
 
 
-@lru_cache(maxsize=65_536)
-def natural_key(text: str) -> tuple[tuple[int, str], ...]:
-    """A sort key for names with numbers: r2 before r10."""
-    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in DIGITS.split(text))
-
-
+# Sorted at each refresh.
+natural_key = lru_cache(maxsize=65_536)(fabric.natural_sort_key)
 SORT_VALUES: dict[SortColumn, Callable[[TopRow], float | None]] = {
     SortColumn.UTIL: lambda row: row.util,
     SortColumn.MEMORY: lambda row: row.memory_used_mib,

@@ -16,6 +16,7 @@ from watchkeeper.model import orders
 # Time for an idle agent to fetch an order, before the time limit of the order.
 FETCH_SECONDS = 20.0
 POLL_SECONDS = 0.5
+REMEDY = "It stays valid for ten minutes. The agent needs --order-key, and --cluster must be its cluster"
 SUCCESS_RESULTS = ("done", "already_so")
 
 
@@ -52,12 +53,9 @@ def send_and_wait(
         is_fetched = status.state != "waiting"
         timeout_seconds = FETCH_SECONDS + (orders.KINDS[kind].seconds if is_fetched else 0.0)
         if time.monotonic() - started > timeout_seconds:
-            raise HubError(
-                f"the agent of {node} did not {'answer' if is_fetched else 'fetch'} {id} within {timeout_seconds:g} s",
-                where=hub.url,
-                remedy="It stays valid for ten minutes. The agent needs --order-key, and --cluster must be its cluster",
-                status=504,
-            )
+            verb = "answer" if is_fetched else "fetch"
+            problem = f"the agent of {node} did not {verb} {id} within {timeout_seconds:g} s"
+            raise HubError(problem, where=hub.url, remedy=REMEDY, status=504)
         time.sleep(POLL_SECONDS)
         status = hub.order(id)
     return status, receipt

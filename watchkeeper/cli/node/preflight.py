@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import click
 
@@ -23,6 +24,8 @@ from watchkeeper.probe.preflight import judge, transports
 from watchkeeper.readers.clusters import hostlist
 
 EXIT_CODES = {judge.PreflightVerdict.GO: 0, judge.PreflightVerdict.NO_GO: 1, judge.PreflightVerdict.CANNOT_TELL: 3}
+# The nodes, and their Slurm job if there is one.
+JobNodes = tuple[list[str], str | None]
 # More nodes are a mistake: they exceed the size of a fleet.
 MAX_NODES = 20_000
 # The work order runs the same tests as the command.
@@ -51,10 +54,8 @@ class WorkOrderAccess:
         return judge.CommandOutput(None, problem)
 
 
-def _select_nodes(
-    nodes: str | None, slurm_job: str | None, selector: str | None, context: str | None
-) -> tuple[list[str], str | None]:
-    """The nodes, and their Slurm job if there is one; --nodes restricts an allocation."""
+def _select_nodes(nodes: str | None, slurm_job: str | None, selector: str | None, context: str | None) -> JobNodes:
+    """Select from the options or the current allocation, which --nodes restricts."""
     if selector is not None and (nodes or slurm_job) is not None:
         raise click.UsageError("--selector cannot be combined with --nodes or --slurm-job")
     try:
@@ -114,15 +115,7 @@ with_links = options.combined(
 @options.node_cluster
 @options.with_hub_and_json
 def command(
-    selection: tuple[list[str], str | None],
-    by_ssh: bool,
-    program: str,
-    links: Sequence[str] | None,
-    expected_gpus: int | None,
-    seconds: float,
-    cluster: str | None,
-    as_json: bool,
-    hub: Client,
+    selection: JobNodes, by_ssh: bool, program: str, seconds: float, cluster: str | None, hub: Client, **params: Any
 ) -> None:
     """Decide go or no-go before a job starts: diag -r 1 on every node, then the bandwidth of every pair.
 
@@ -139,20 +132,22 @@ def command(
     elif job is not None:
         transport = transports.Srun(job, program_words, seconds, programs)
     try:
-        report = run_checks(transport, nodes, expected_gpus=expected_gpus, links=links)
+        report = _run_checks(transport, nodes, expected_gpus=params["expected_gpus"], links=params["links"])
     except KeyboardInterrupt:
         programs.terminate_all()
         click.echo("\nStopped the checks on all nodes that can be reached.", err=True)
         # sys.exit would wait for threads that wait for nodes.
         os._exit(130)
-    if as_json:
-        options.print_json(as_plain(report, transport.name))
+    if params["as_json"]:
+        # The documented shape: keys are added, never renamed.
+        plain = {"verdict": report.verdict.value, "by": transport.name, "nodes": wire.to_plain(report.nodes)}
+        options.print_json({**plain, "links": wire.to_plain(report.links)})
     else:
-        print_report(report, transport.name)
+        _print_report(report, transport.name)
     sys.exit(EXIT_CODES[report.verdict])
 
 
-def run_checks(
+def _run_checks(
     transport: transports.Transport, nodes: Sequence[str], *, expected_gpus: int | None, links: Sequence[str] | None
 ) -> judge.PreflightReport:
     """Check all nodes, then the links between the nodes that are go, if these have more than one GPU."""
@@ -174,17 +169,7 @@ def run_checks(
     return judge.PreflightReport(nodes_checked, links_checked)
 
 
-def as_plain(report: judge.PreflightReport, transport_name: str) -> dict[str, object]:
-    """The documented shape of `preflight --json`; keys are added, never renamed."""
-    return {
-        "verdict": report.verdict.value,
-        "by": transport_name,
-        "nodes": wire.to_plain(report.nodes),
-        "links": None if report.links is None else wire.to_plain(report.links),
-    }
-
-
-def print_report(report: judge.PreflightReport, transport_name: str) -> None:
+def _print_report(report: judge.PreflightReport, transport_name: str) -> None:
     order = list(judge.PreflightVerdict)
     rows = []
     nodes = sorted(report.nodes, key=lambda checked: -order.index(checked.verdict))

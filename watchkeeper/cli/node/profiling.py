@@ -71,13 +71,12 @@ def show(as_json: bool, spool: Path) -> None:
     now = clock.ScaledClock().now()
     pause = profiling.PauseFile(spool).read()
     active_pause = pause if pause is not None and now < pause.until else None
-    if as_json:
-        options.print_json({"is_paused": active_pause is not None, "pause": wire.to_plain(active_pause)})
-    elif active_pause is None:
-        click.echo("Profiling is not paused.")
-    else:
+    line = "Profiling is not paused."
+    if active_pause is not None:
         since, until = (f"{at.astimezone():%Y-%m-%d %H:%M:%S}" for at in (active_pause.since, active_pause.until))
-        click.echo(f"Paused by {active_pause.by} since {since}, until {until}.")
+        line = f"Paused by {active_pause.by} since {since}, until {until}."
+    plain = {"is_paused": active_pause is not None, "pause": wire.to_plain(active_pause)}
+    options.print_result(plain, [line], as_json=as_json)
 
 
 def parse_pause_length(text: str) -> timedelta:
@@ -86,9 +85,8 @@ def parse_pause_length(text: str) -> timedelta:
     except ValueError as error:
         raise click.UsageError(f"--for: {error}") from error
     if not timedelta(seconds=1) <= length <= profiling.MAX_PAUSE:
-        raise click.UsageError(
-            f"--for {text}: a pause lasts from 1s to {profiling.MAX_PAUSE.total_seconds() / 3600:g}h"
-        )
+        hours = profiling.MAX_PAUSE.total_seconds() / 3600
+        raise click.UsageError(f"--for {text}: a pause lasts from 1s to {hours:g}h")
     return length
 
 

@@ -11,7 +11,7 @@ from tests.support import render_tools
 from watchkeeper.config import settings as config
 from watchkeeper.render import helm, kubernetes
 
-EVERYTHING = tuple(f"{path}=true" for path in kubernetes.COMPONENTS.values())
+EVERYTHING = tuple(f"{path}=true" for path, _ in kubernetes.COMPONENTS.values())
 RIGHTS = tuple(f"{name}.enabled=true" for name in kubernetes.RBAC_COMPONENTS)
 BARE = (
     "agent.runtimeClassName=''",

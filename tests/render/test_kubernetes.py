@@ -25,7 +25,7 @@ from watchkeeper.web.auth import auth
 
 # The newest that the validator has; the oldest that is still supported by anyone, for what it knows.
 VERSIONS = ("1.37", "1.32")
-EVERYTHING = tuple(f"{path}=true" for path in kubernetes.COMPONENTS.values())
+EVERYTHING = tuple(f"{path}=true" for path, _ in kubernetes.COMPONENTS.values())
 CUSTOM = {"PodMonitor", "ServiceMonitor", "PrometheusRule"}
 
 

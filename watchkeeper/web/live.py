@@ -128,9 +128,8 @@ class LiveUpdates:
         """Serve an authorised viewer until it disconnects or `may_stay` returns False."""
         await socket.accept()
         if len(self._viewers) >= MAX_VIEWERS:
-            await socket.close(
-                TRY_AGAIN_LATER, f"{len(self._viewers)} viewers are connected, the limit is {MAX_VIEWERS}"
-            )
+            problem = f"{len(self._viewers)} viewers are connected, the limit is {MAX_VIEWERS}"
+            await socket.close(TRY_AGAIN_LATER, problem)
             return
         mailbox = Mailbox()
         self._viewers.add(mailbox)
@@ -315,11 +314,8 @@ def _pack_colour(
     header: Mapping[str, object],
 ) -> bytes:
     """Pack the frame in one colour; the header includes the scale, which may depend on the values."""
-    values = (
-        frames.values_by_slot_or_node(layout, result)
-        if colour.title == colour.expr
-        else frames.values_by_slot(layout, result)
-    )
+    read_values = frames.values_by_slot_or_node if colour.title == colour.expr else frames.values_by_slot
+    values = read_values(layout, result)
     low, high = frames.colour_scale(colour, values)
     return frames.pack_frame(replace(content, values=values), {**header, "low": low, "high": high})
 

@@ -23,7 +23,7 @@ from starlette.responses import Response
 
 from watchkeeper.kit import api_version, wire
 from watchkeeper.web.auth.auth import COOKIE
-from watchkeeper.web.endpoint import PROMETHEUS_PREFIX, Endpoint, QueryParam, Unwrapped, json_response
+from watchkeeper.web.endpoint import PROMETHEUS_PREFIX, Endpoint, Unwrapped, json_response
 
 PREFIX = "#/components/schemas/"
 SIMPLE_TYPES: dict[Any, dict[str, Any]] = {
@@ -145,9 +145,8 @@ class Schemas:
             return self._component(kind, lambda: self._object(_fields(kind)))
         if typing.is_typeddict(kind):
             required: frozenset[str] = kind.__required_keys__  # type: ignore[attr-defined]  # TypedDicts have it
-            return self._component(
-                kind, lambda: self._object(typing.get_type_hints(kind, include_extras=True), required)
-            )
+            hints = typing.get_type_hints(kind, include_extras=True)
+            return self._component(kind, lambda: self._object(hints, required))
         if issubclass(kind, Mapping):
             # Our only mapping class is Labels.
             return {"type": "object", "additionalProperties": {"type": "string"}}
@@ -244,7 +243,7 @@ def _operation(row: Endpoint, method: str, schemas: Schemas) -> dict[str, Any]:
         "tags": [tag(row)],
         "x-watchkeeper-role": OPEN if row.role is None else row.role.value,
         "x-watchkeeper-changes": row.changes,
-        "parameters": [*_path_parameters(row.path), *(_parameter(param, schemas) for param in row.params)],
+        "parameters": list(_parameters(row, schemas)),
         "responses": {
             "200": {"description": "success", "content": {row.media_type: {"schema": schema}}},
             "default": {
@@ -274,20 +273,13 @@ def tag(row: Endpoint) -> str:
     return "hub" if parts and parts[0] in ("-", "metrics") else "console"
 
 
-def _path_parameters(path: str) -> Iterator[dict[str, Any]]:
-    for name in PATH_PARAMETER.findall(path):
+def _parameters(row: Endpoint, schemas: Schemas) -> Iterator[dict[str, Any]]:
+    for name in PATH_PARAMETER.findall(row.path):
         description = PATH_DESCRIPTIONS.get(name, name)
         yield {"name": name, "in": "path", "required": True, "description": description, "schema": {"type": "string"}}
-
-
-def _parameter(param: QueryParam, schemas: Schemas) -> dict[str, Any]:
-    return {
-        "name": param.name,
-        "in": "query",
-        "required": param.is_required,
-        "description": param.description,
-        "schema": schemas.of(param.kind),
-    }
+    for param in row.params:
+        place = {"name": param.name, "in": "query", "required": param.is_required}
+        yield {**place, "description": param.description, "schema": schemas.of(param.kind)}
 
 
 def _response_schema(row: Endpoint, is_prometheus: bool, *, schemas: Schemas) -> dict[str, Any]:

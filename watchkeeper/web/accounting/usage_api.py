@@ -22,17 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from watchkeeper.accounting import (
-    budgets,
-    cost,
-    ledger,
-    monthly,
-    price_file,
-    summary,
-    time_ranges,
-    usage,
-    usage_reader,
-)
+from watchkeeper.accounting import budgets, cost, ledger, monthly, price_file, summary, time_ranges, usage, usage_reader
 from watchkeeper.catalogue import prices
 from watchkeeper.errors import CollectError
 from watchkeeper.hub.runtime import Runtime
@@ -177,7 +167,12 @@ class UsageApi:
         return budgets.report_month_budgets(bill, self._read_usage(days, {"team"}), ends=month.end)
 
     def _read_month(self, request: Request) -> _Month:
-        zone, now = _read_zone(request), self._runtime.clock.now()
+        zone_text, now = request.query_params.get("zone", "UTC"), self._runtime.clock.now()
+        try:
+            zone = ZoneInfo(zone_text)
+        except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+            problem = f"`zone` is `{zone_text[:40]}`; expected a time zone such as Europe/Berlin"
+            raise HTTPException(400, problem) from error
         text = request.query_params.get("month") or f"{now.astimezone(zone):%Y-%m}"
         try:
             start, end = time_ranges.month_range(text, zone)
@@ -245,11 +240,3 @@ def _read_filters(request: Request) -> dict[str, str]:
 
 def _read_policy(request: Request) -> cost.Policy:
     return cost.Policy(check_choice("policy", request.query_params.get("policy", cost.Policy.NONE), cost.Policy))
-
-
-def _read_zone(request: Request) -> ZoneInfo:
-    text = request.query_params.get("zone", "UTC")
-    try:
-        return ZoneInfo(text)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise HTTPException(400, f"`zone` is `{text[:40]}`; expected a time zone such as Europe/Berlin") from error

@@ -56,10 +56,7 @@ class _Activity:
 async def load_workload_use(
     queries: Queries, gpu_holders: holders.GpuHolders, window_seconds: float, cluster: str | None
 ) -> tuple[list[rightsizing.WorkloadUse], float | None]:
-    """The use of every workload, and the number of GPUs that all of them use, None if not measured.
-
-    Raises QueryError if a query fails.
-    """
+    """The use of every workload, and the GPUs that all of them use, None if not measured, or raise QueryError."""
     held_by_workload = _group_by_workload(gpu_holders, cluster)
     held_seconds = await _load_held_seconds(queries, window_seconds, cluster)
     window_by_workload = {

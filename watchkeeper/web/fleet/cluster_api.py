@@ -129,9 +129,8 @@ class ClusterApi:
         )
 
     async def _build_lines(self, gpu_holders: holders.GpuHolders) -> list[NodeLine]:
-        sources = NodeListSources(
-            self._fleet, self._targets.targets(), self._views(), gpu_holders, await self._open_incidents()
-        )
+        targets, open_incidents = self._targets.targets(), await self._open_incidents()
+        sources = NodeListSources(self._fleet, targets, self._views(), gpu_holders, open_incidents)
         # In a thread: a large fleet would block the event loop.
         return await asyncio.to_thread(build_node_list, sources)
 

@@ -101,10 +101,8 @@ class IncidentApi:
     async def assign(self, request: Request) -> IncidentAssigned:
         """Assign an incident to a person."""
         incident, body = await incident_request.load_with_body(self._journal, request)
-        changed = await self._incidents.assign(
-            incident.id, request.state.caller.name, incident_request.read_line(body, "to")
-        )
-        return IncidentAssigned(incident=changed)
+        actor, assignee = request.state.caller.name, incident_request.read_line(body, "to")
+        return IncidentAssigned(incident=await self._incidents.assign(incident.id, actor, assignee))
 
     @post("/api/incidents/{id}/silence", body=SilenceBody, response=SilenceChanged)
     async def silence_incident(self, request: Request) -> Response:

@@ -121,10 +121,11 @@ class JournalApi:
         """Download the audit log as JSON Lines, with the hashes of its chain."""
         location, entry_filter = self._location(), _entry_filter(request)
         name = f"journal-{self._runtime.clock.now():%Y%m%dT%H%M%SZ}.jsonl"
-        headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-        return StreamingResponse(
-            _export_lines(location, entry_filter), media_type="application/x-ndjson", headers=headers
+        headers, lines = (
+            {"Content-Disposition": f'attachment; filename="{name}"'},
+            _export_lines(location, entry_filter),
         )
+        return StreamingResponse(lines, media_type="application/x-ndjson", headers=headers)
 
 
 def _export_lines(

@@ -76,9 +76,8 @@ class RepairsApi:
             active_ids = {repair.id for repair in repairs}
             past = await self._journal.read(lambda: loop.recent_repairs(MAX_PAST_REPAIRS))
             repairs += [repair for repair in past if repair.id not in active_ids]
-        return ok_response(
-            repairs=[_repair_view(repair) for repair in repairs], switch=_switch_view(loop.repairs.switch)
-        )
+        views = [_repair_view(repair) for repair in repairs]
+        return ok_response(repairs=views, switch=_switch_view(loop.repairs.switch))
 
     @get(
         "/api/repairs/log",
@@ -129,11 +128,8 @@ class RepairsApi:
         if loop is None:
             return ok_response(incident=incident.id, repair=None)
         explained = await loop.run_on_repair_thread(lambda: loop.explain(incident))
-        plain: dict[str, Any] = wire.to_plain(explained)
-        return ok_response(
-            **plain | {"repair": None if explained.repair is None else _repair_view(explained.repair)},
-            switch=_switch_view(loop.repairs.switch),
-        )
+        repair = None if explained.repair is None else _repair_view(explained.repair)
+        return ok_response(**wire.to_plain(explained) | {"repair": repair}, switch=_switch_view(loop.repairs.switch))
 
     @post("/api/incidents/{id}/approve", body={"digest": str}, response=RepairChanged)
     async def approve(self, request: Request) -> Response:

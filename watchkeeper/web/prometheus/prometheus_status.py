@@ -313,9 +313,10 @@ def write_rule(rule: rulefile.Rule, state: evaluate.RuleState) -> dict[str, Any]
     if isinstance(rule, rulefile.RecordingRule):
         return {"type": "recording", "labels": dict(rule.labels), **shared}
     active = [alert for alert in state.alerts.values() if is_active(alert)]
+    states = {alert.state.value for alert in active}
     return {
         "type": "alerting",
-        "state": _rule_state(active),
+        "state": next((state for state in ("firing", "pending") if state in states), "inactive"),
         "duration": rule.hold_seconds,
         "keepFiringFor": rule.keep_firing_seconds,
         "labels": {name: template.text for name, template in rule.labels.items()},
@@ -323,12 +324,6 @@ def write_rule(rule: rulefile.Rule, state: evaluate.RuleState) -> dict[str, Any]
         "alerts": [write_alert(alert) for alert in active],
         **shared,
     }
-
-
-def _rule_state(active: list[alerts.Alert]) -> str:
-    """The state of a rule: firing if any alert fires, else pending if any is pending, else inactive."""
-    states = {alert.state.value for alert in active}
-    return next((state for state in ("firing", "pending") if state in states), "inactive")
 
 
 def is_active(alert: alerts.Alert) -> bool:

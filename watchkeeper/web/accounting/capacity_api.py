@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, TypedDict
 
 from starlette.exceptions import HTTPException
@@ -115,18 +116,15 @@ class CapacityApi:
     ) -> dict[str, Any]:
         try:
             points, step = await self._load_points(demand_queries.demand_expression(about, cluster=cluster_name))
-            capacity = await self._queries.instant(
-                demand_queries.capacity_expression(cluster=cluster_name), self._now_ms()
-            )
+            capacity_expr = demand_queries.capacity_expression(cluster=cluster_name)
+            capacity = await self._queries.instant(capacity_expr, self._now_ms())
         except QueryError as error:
             raise HTTPException(400, str(error)) from error
         gpus = next(iter(capacity.latest().values()), None)
         try:
             series = demand.regular_series(points, step_seconds=step, where="this hub")
-            limit = gpus if about == "demand" else None
-            forecast = await asyncio.to_thread(
-                report.forecast_report, series, horizon, capacity_gpus=limit, target=target
-            )
+            make = partial(report.forecast_report, capacity_gpus=gpus if about == "demand" else None, target=target)
+            forecast = await asyncio.to_thread(make, series, horizon)
         except CollectError as error:
             reason = str(error) if len(points) > 1 else TOO_YOUNG
             return {"about": about, "capacity_gpus": gpus, "forecast": [], "reason": reason}
@@ -181,12 +179,8 @@ class CapacityApi:
         capacity, gpu_holders = await self._load_capacity(cluster_name)
         sizing_advice, _ = await self._load_rightsizing(gpu_holders, _read_window(params), cluster_name)
         capacity_advice = advice.advise_on_capacity(capacity, rightsizing.plan_repartitions(sizing_advice))
-        forecast_advice = list(forecast.get("advice", ()))
-        return {
-            "now": self._runtime.clock.now(),
-            "sentence": forecast.get("sentence"),
-            "advice": [*forecast_advice, *wire.to_plain(capacity_advice)],
-        }
+        all_advice = [*forecast.get("advice", ()), *wire.to_plain(capacity_advice)]
+        return {"now": self._runtime.clock.now(), "sentence": forecast.get("sentence"), "advice": all_advice}
 
     async def _load_capacity(self, cluster_name: str | None) -> tuple[FleetCapacity, holders.GpuHolders]:
         gpu_holders = await holders.load_holders(self._queries)
@@ -202,7 +196,8 @@ class CapacityApi:
             gpus_by_node.setdefault((gpu.cluster, gpu.node), []).append(gpu)
         for (node_cluster, name), gpus in gpus_by_node.items():
             # The holder of a GPU that does not report is unknown, so the GPU is not free.
-            reporting = [gpu for gpu in gpus if self._is_reporting(gpu)]
+            seen_after_ms = self._now_ms() - MAX_SILENCE_MS
+            reporting = [gpu for gpu in gpus if gpu.gone_since_ms is None and gpu.last_seen_ms >= seen_after_ms]
             allocated = sum(bool(gpu_holders.by_gpu.get(gpu.gpu.uuid)) for gpu in reporting)
             lost = len(gpus) - len(reporting)
             capacities[node_cluster, name] = fleet_capacity.NodeCapacity(
@@ -215,18 +210,13 @@ class CapacityApi:
                     allocated_by_node[node_name] = allocated_by_node.get(node_name, 0) + count
             for node in view.nodes:
                 if node.gpus:
-                    place = (node.cluster, node.name)
-                    capacities[place] = _scheduled_capacity(
-                        node, allocated_by_node.get(node.name, 0), scraped=capacities.get(place)
-                    )
+                    place, allocated = (node.cluster, node.name), allocated_by_node.get(node.name, 0)
+                    capacities[place] = _scheduled_capacity(node, allocated, scraped=capacities.get(place))
         return [
             node
             for (node_cluster, _), node in sorted(capacities.items())
             if cluster_name is None or node_cluster == cluster_name
         ]
-
-    def _is_reporting(self, gpu: GpuView) -> bool:
-        return gpu.gone_since_ms is None and self._now_ms() - gpu.last_seen_ms <= MAX_SILENCE_MS
 
     async def _load_requests(self, cluster_name: str | None) -> list[fleet_capacity.WaitingRequest]:
         """The requests for GPUs of schedulers, and the pending pods of kube-state-metrics."""
@@ -250,10 +240,9 @@ class CapacityApi:
         self, gpu_holders: holders.GpuHolders, window_seconds: float, cluster_name: str | None
     ) -> tuple[list[rightsizing.RightsizingAdvice], float | None]:
         """Rightsizing advice for every workload, and the GPUs that all workloads used, None if not measured."""
+        queries = self._queries
         try:
-            uses, used_gpus = await workload_use.load_workload_use(
-                self._queries, gpu_holders, window_seconds, cluster_name
-            )
+            uses, used_gpus = await workload_use.load_workload_use(queries, gpu_holders, window_seconds, cluster_name)
         except QueryError as error:
             raise HTTPException(400, str(error)) from error
         return [rightsizing.advise(use) for use in uses], used_gpus
@@ -273,9 +262,8 @@ def _scheduled_capacity(
     counted = node.gpus if node.gpus is not None else node.allocatable_gpus or 0
     gpus = round(counted * node.gpu_part)
     lost = 0 if node.allocatable_gpus is None else max(0, gpus - round(node.allocatable_gpus * node.gpu_part))
-    return fleet_capacity.NodeCapacity(
-        node.name, gpus, math.ceil(allocated_slots * node.gpu_part), is_in_service, why_not, lost=lost
-    )
+    allocated = math.ceil(allocated_slots * node.gpu_part)
+    return fleet_capacity.NodeCapacity(node.name, gpus, allocated, is_in_service, why_not, lost=lost)
 
 
 def _read_seconds(text: str, name: str, max_seconds: float) -> float:

@@ -128,7 +128,7 @@ class Auth:
     def caller(
         self, headers: Mapping[str, str], cookies: Mapping[str, str], *, now: datetime, proxy_user: str | None = None
     ) -> Caller | None:
-        """Who sends a request with these headers, or None if it proves nothing; `vouched` is a trusted proxy's word."""
+        """Who sends a request with these headers, or None if it proves nothing."""
         if self.is_open:
             return Caller("local", Role.ADMIN, Proof.LOOPBACK)
         scheme, _, bearer_secret = headers.get("authorization", "").partition(" ")
@@ -211,12 +211,10 @@ def parse_lines(text: str, parse: Callable[[str], Account]) -> tuple[list[Accoun
 
 def exposes_secrets(path: Path) -> bool:
     """Whether every user of this machine can read a token of the file, not only its hash."""
-    lines = (
-        line.split() for line in path.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")
-    )
-    return bool(path.stat().st_mode & stat.S_IROTH) and any(
-        len(parts) > 2 and not parts[2].startswith(HASH_PREFIX) for parts in lines
-    )
+    lines = path.read_text(encoding="utf-8").splitlines()
+    fields = [line.split() for line in lines if not line.lstrip().startswith("#")]
+    has_secret = any(len(parts) > 2 and not parts[2].startswith(HASH_PREFIX) for parts in fields)
+    return has_secret and bool(path.stat().st_mode & stat.S_IROTH)
 
 
 def _parse_token(line: str) -> Token:

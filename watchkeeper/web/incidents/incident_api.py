@@ -7,8 +7,8 @@ the hub and writes the answer.
 from __future__ import annotations
 
 import asyncio
-import functools
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal, NotRequired, TypedDict
 
 from starlette.exceptions import HTTPException
@@ -173,9 +173,8 @@ class IncidentApi:
             stale = timedelta(seconds=self._runtime.settings.notify.webhook_silence_seconds)
             try:
                 # Parsing thousands of alerts would block the event loop.
-                parsed = await asyncio.to_thread(
-                    alertmanager.read_webhook, body, now, cause_by_alert_name=cause_by_alert_name, stale=stale
-                )
+                read = partial(alertmanager.read_webhook, cause_by_alert_name=cause_by_alert_name, stale=stale)
+                parsed = await asyncio.to_thread(read, body, now)
             except WireError as error:
                 raise HTTPException(400, "; ".join(error.problems)) from error
             try:
@@ -235,7 +234,7 @@ class BundleApi:
         if sources is None:
             raise HTTPException(409, "evidence bundles are not available in a replayed recording: it has no journal")
         now, hides_names = self._runtime.clock.now(), params.get("hide_names") == "1"
-        bundle_node = functools.partial(sources.bundle_node, cluster=params.get("cluster"))
+        bundle_node = partial(sources.bundle_node, cluster=params.get("cluster"))
         with self._limit:
             bundle = bundle_node if incident is None else sources.bundle_incident
             archive = await asyncio.to_thread(bundle, subject, now=now, hides_names=hides_names)

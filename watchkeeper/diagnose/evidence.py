@@ -165,7 +165,7 @@ def gather_facts(
     window = min(max(now - first, timedelta(0)) + EVENT_WINDOW, MAX_WINDOW)
     queries = place_context.PlaceQueries(engine, incident.place, clock.to_ms(now), window=window)
     context = place_context.gather_context(queries)
-    missing_data = [*_clock_skew(node_events)]
+    missing_data = _clock_skew(node_events)
     if incident.place.node is None:
         nodes = {name for row, _ in context.rows(UTILISATION.metric) if (name := row.get("Hostname"))}
         # Node by node: in a storm the cluster has tens of thousands of events, most of them on other nodes.

@@ -72,18 +72,15 @@ def _better_rivals(facts: IncidentFacts, all_findings: Iterable[Finding], own: l
     """Findings for causes that are often confused with the incident's cause, if they have higher confidence."""
     own_confidence = max((finding.confidence for finding in own), default=0.0)
     rival_causes = {row.rival for row in causes.rivals_of(facts.incident.cause)}
-    candidates = [
+    place = facts.place
+    # Causes at different nodes cannot be confused.
+    nearby = [
         finding
         for finding in all_findings
-        if finding.cause in rival_causes and finding not in own and finding.confidence > own_confidence
+        if place.node is None or finding.place.encloses(place) or place.encloses(finding.place)
     ]
-    return [finding for finding in candidates if not _is_unrelated(facts, finding)]
-
-
-def _is_unrelated(facts: IncidentFacts, finding: Finding) -> bool:
-    """Whether the finding is about another node, so that the causes cannot be confused."""
-    place = facts.incident.place
-    return place.node is not None and not (finding.place.encloses(place) or place.encloses(finding.place))
+    candidates = [finding for finding in nearby if finding.cause in rival_causes and finding not in own]
+    return [finding for finding in candidates if finding.confidence > own_confidence]
 
 
 # Confidence is multiplied by this when most readings of a GPU are missing.

@@ -28,16 +28,17 @@ class NodeSummary:
 
 def explain(summary: NodeSummary) -> ExplainResult:
     """Explain a node by its most severe open incident, otherwise by why it accepts no workloads."""
-    incident_lines = [
-        ExplainLine(incident.id, f"{incident.severity}: {incident.title}") for incident, _ in summary.incidents
-    ]
-    changes = [ExplainLine("changed", change) for change in summary.changes]
-    lines = [*_scheduler_lines(summary)]
+    lines = []
+    for node in summary.scheduler_nodes:
+        gpus = "GPUs unknown" if node.gpus is None else f"{node.allocatable_gpus} of {node.gpus} GPUs allocatable"
+        taints = f"taints {', '.join(node.taints)}" if node.taints else ""
+        lines.append(ExplainLine(node.source, ", ".join(filter(None, [node.state, gpus, taints, node.reason]))))
     if summary.reporting is not None:
         expected = "" if summary.expected is None else f" of {summary.expected}"
         lines.append(ExplainLine("gpus", f"{summary.reporting}{expected} report"))
     lines += [ExplainLine("allocated", f"{count} to {name}") for name, count in summary.holders]
-    lines += [*incident_lines, *changes]
+    lines += [ExplainLine(incident.id, f"{incident.severity}: {incident.title}") for incident, _ in summary.incidents]
+    lines += [ExplainLine("changed", change) for change in summary.changes]
     base = ExplainResult(summary.name, "", lines=tuple(lines), missing_data=summary.missing_data)
     blocker = _blocker(summary)
     by_severity = sorted(summary.incidents, key=lambda pair: (-pair[0].severity.rank, pair[0].opened_at))
@@ -76,12 +77,3 @@ def _return_command(summary: NodeSummary) -> str:
                 return f"when the reason is fixed: kubectl uncordon {summary.name}"
             return f"when the reason is fixed: scontrol update NodeName={summary.name} State=RESUME"
     return ""
-
-
-def _scheduler_lines(summary: NodeSummary) -> list[ExplainLine]:
-    lines = []
-    for node in summary.scheduler_nodes:
-        gpus = "GPUs unknown" if node.gpus is None else f"{node.allocatable_gpus} of {node.gpus} GPUs allocatable"
-        taints = f"taints {', '.join(node.taints)}" if node.taints else ""
-        lines.append(ExplainLine(node.source, ", ".join(filter(None, [node.state, gpus, taints, node.reason]))))
-    return lines

@@ -1,16 +1,17 @@
-"""The facts of all inputs: sightings of signs with input and line, in bounded memory.
+"""The facts of all inputs: sightings of signs with input and line, in bounded memory; and opinions about causes.
 
 `scan` and `documents` add sightings, `judgements` read them, and `ranking` turns opinions about them into findings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain
 from typing import Any
 
+from watchkeeper.doctor.signatures import Sign
 from watchkeeper.readers import flight_recorder
 from watchkeeper.readers.logs import line_prefix
 
@@ -18,6 +19,7 @@ from watchkeeper.readers.logs import line_prefix
 MAX_SIGHTINGS_PER_SIGN = 4096
 MAX_EVENTS = 100_000
 EVIDENCE_CHARACTERS = 400
+MAX_EVIDENCE = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,3 +134,38 @@ class DoctorFacts:
 def field_values(sightings: Iterable[Sighting], name: str) -> list[str]:
     """The distinct values of a field, in order."""
     return list(dict.fromkeys(s.fields[name] for s in sightings if s.fields.get(name)))
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """`ruled_out` are sentences about other causes; `extra_where` are place fields that no single line has."""
+
+    cause: str
+    confidence: float
+    why: str
+    sightings: tuple[Sighting, ...]
+    ruled_out: tuple[str, ...] = ()
+    extra_where: tuple[tuple[str, str], ...] = ()
+    advice: tuple[str, ...] = ()
+    # That of its first sighting.
+    order: int = 0
+
+
+def opinion(
+    cause: str,
+    confidence: float,
+    why: str,
+    *,
+    on: Iterable[Sighting],
+    ruled_out: Iterable[str] = (),
+    where: Iterable[tuple[str, str]] = (),
+    advice: Iterable[str] = (),
+) -> Opinion:
+    sightings = tuple(on)
+    order = min((sighting.order for sighting in sightings), default=0)
+    return Opinion(cause, confidence, why, sightings, tuple(ruled_out), tuple(where), tuple(advice), order)
+
+
+def sign_opinions(sign: Sign, sightings: Sequence[Sighting]) -> Iterator[Opinion]:
+    for cause, confidence in sign.causes.items():
+        yield opinion(cause, confidence, sign.why, on=sightings[:MAX_EVIDENCE])

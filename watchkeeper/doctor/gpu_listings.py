@@ -222,18 +222,13 @@ def _series_sign(name: str, value: float) -> str | None:
     ):
         return "smi-ecc-volatile"
     if name in ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS"):
-        return _clock_reason_sign(int(value))
+        # The bit hw_slowdown is set together with the bit for the specific reason.
+        reasons = {row.name for row in tables.clock_reasons() if int(value) & row.bit and row.cause}
+        is_thermal = reasons & {"hw_thermal_slowdown", "sw_thermal_slowdown"}
+        return "smi-power-brake" if "hw_power_brake" in reasons else "smi-thermal" if is_thermal else None
     if name.endswith(("reasons_hw_thermal_slowdown", "reasons_sw_thermal_slowdown")):
         return "smi-thermal"
     return "smi-power-brake" if name.endswith("reasons_hw_power_brake_slowdown") else None
-
-
-def _clock_reason_sign(bits: int) -> str | None:
-    # The bit hw_slowdown is set together with the bit for the specific reason.
-    reason_names = {row.name for row in tables.clock_reasons() if bits & row.bit and row.cause}
-    if "hw_power_brake" in reason_names:
-        return "smi-power-brake"
-    return "smi-thermal" if reason_names & {"hw_thermal_slowdown", "sw_thermal_slowdown"} else None
 
 
 def _add_dmon_signs(listing: Listing) -> None:

@@ -12,7 +12,7 @@ from functools import cache
 
 from watchkeeper.catalogue import causes, pack
 from watchkeeper.doctor import signatures
-from watchkeeper.doctor.opinion import MAX_EVIDENCE, Opinion
+from watchkeeper.doctor.facts import MAX_EVIDENCE, Opinion
 from watchkeeper.model import diagnosis
 
 FILE = "signatures/cascades.csv"

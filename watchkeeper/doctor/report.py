@@ -14,8 +14,7 @@ from typing import Any
 
 from watchkeeper.catalogue import causes, pack
 from watchkeeper.doctor import signatures
-from watchkeeper.doctor.facts import DoctorFacts, Input, Sighting
-from watchkeeper.doctor.opinion import Opinion
+from watchkeeper.doctor.facts import DoctorFacts, Input, Opinion, Sighting
 from watchkeeper.doctor.ranking import MIN_UNKNOWN_CONFIDENCE
 from watchkeeper.model import diagnosis, fleet
 

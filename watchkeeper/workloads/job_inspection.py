@@ -12,7 +12,7 @@ from datetime import datetime
 
 from watchkeeper.model import jobs
 from watchkeeper.model.labels import Labels
-from watchkeeper.workloads import efficiency, identity, ranks
+from watchkeeper.workloads import efficiency, identity, job_queries, ranks
 from watchkeeper.workloads.job_queries import JobQueries, Rows
 
 # Several times the largest known jobs; a larger value is an error of the exporter.
@@ -78,25 +78,14 @@ def _read_ranks(
     readings: list[ranks.RankReading] = []
     for uuid, labels in labels_by_uuid.items():
         rank, node, numbers = rank_by_uuid.get(uuid), labels.get("Hostname", ""), numbers_by_uuid.get(uuid, {})
-        readings.append(
-            ranks.RankReading(
-                rank,
-                node,
-                labels.get("gpu") or indexes.get(uuid, ""),
-                uuid,
-                numbers.get("DCGM_FI_PROF_SM_ACTIVE"),
-                numbers.get("DCGM_FI_DEV_GPU_UTIL"),
-                numbers.get("DCGM_FI_DEV_POWER_USAGE"),
-                steps.get(rank),
-                is_missing=bool(alive) and rank is not None and rank not in alive,
-                is_silent=uuid in silent,
-                limit_watts=numbers.get("DCGM_FI_DEV_ENFORCED_POWER_LIMIT"),
-                usual_watts=usual_watts,
-                link_bytes=links.get(uuid),
-                cpu_share=cpus.get(node),
-                network_bytes=network.get(node),
-            )
-        )
+        sm_active, utilisation, watts, limit_watts = (numbers.get(field) for field in job_queries.FIELDS)
+        reading = ranks.RankReading(
+            rank, node, labels.get("gpu") or indexes.get(uuid, ""), uuid, sm_active, utilisation, watts,
+            steps.get(rank), is_missing=bool(alive) and rank is not None and rank not in alive,
+            is_silent=uuid in silent, limit_watts=limit_watts, usual_watts=usual_watts, link_bytes=links.get(uuid),
+            cpu_share=cpus.get(node), network_bytes=network.get(node),
+        )  # fmt: skip
+        readings.append(reading)
     placed_ranks = {reading.rank for reading in readings}
     expected_ranks = {*range(world_size), *(rank for rank in alive if rank is not None)} if alive else set()
     readings += [

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from watchkeeper.doctor.facts import DoctorFacts
-from watchkeeper.doctor.judgements import collectives, first_error, general, kernel, network, scheduling
-from watchkeeper.doctor.opinion import Opinion
+from watchkeeper.doctor.facts import DoctorFacts, Opinion
+from watchkeeper.doctor.judgements import collectives, first_error, general, kernel, network
 
 Judgement = Callable[[DoctorFacts], Iterable[Opinion]]
 
@@ -17,8 +16,8 @@ JUDGEMENTS: tuple[Judgement, ...] = (
     general.sign_causes, kernel.xids, kernel.reported_xids, kernel.switch_errors, kernel.bus_errors, kernel.hung_calls,
     kernel.stuck_processors, kernel.lost_links, kernel.machine_checks, collectives.hang, collectives.dumps,
     first_error.first_error, first_error.missing_node_errors, collectives.ended_ranks, collectives.dead_workers,
-    first_error.first_to_diverge, first_error.disagrees_with_all, first_error.silent_rank, scheduling.taints,
-    scheduling.selectors, network.queue_pairs, network.completions, network.interfaces, network.versions,
+    first_error.first_to_diverge, first_error.disagrees_with_all, first_error.silent_rank, general.taints,
+    general.selectors, network.queue_pairs, network.completions, network.interfaces, network.versions,
     network.adapters, network.settings, network.adapters_against_ibstat, general.dcgm_incidents, general.gpu_memory,
     general.host_memory, general.checkpoints, general.requests, general.serving, general.unavailable_services,
     general.unexplained_errors,

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from watchkeeper.catalogue import tables
-from watchkeeper.doctor.facts import DoctorFacts, Sighting, field_values
-from watchkeeper.doctor.opinion import MAX_EVIDENCE, Opinion, opinion, sign_opinions
+from watchkeeper.doctor.facts import MAX_EVIDENCE, DoctorFacts, Opinion, Sighting, field_values, opinion, sign_opinions
 from watchkeeper.doctor.signatures import lookup
 from watchkeeper.readers.flight_recorder import Collective, RankDump
 

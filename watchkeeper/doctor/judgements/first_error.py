@@ -13,9 +13,8 @@ from datetime import datetime
 
 from watchkeeper.catalogue import xid
 from watchkeeper.doctor import signatures
-from watchkeeper.doctor.facts import DoctorFacts, Sighting, field_values
+from watchkeeper.doctor.facts import MAX_EVIDENCE, DoctorFacts, Opinion, Sighting, field_values, opinion
 from watchkeeper.doctor.judgements import collectives, kernel
-from watchkeeper.doctor.opinion import MAX_EVIDENCE, Opinion, opinion
 from watchkeeper.doctor.signatures import Role
 from watchkeeper.doctor.timeline import short_name
 from watchkeeper.model import diagnosis

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from watchkeeper.catalogue import tables, xid
-from watchkeeper.doctor.facts import DoctorFacts, Sighting, field_values
-from watchkeeper.doctor.opinion import MAX_EVIDENCE, Opinion, opinion
+from watchkeeper.doctor.facts import MAX_EVIDENCE, DoctorFacts, Opinion, Sighting, field_values, opinion
 from watchkeeper.model import diagnosis
 
 # Xids that are always a consequence of another fault.

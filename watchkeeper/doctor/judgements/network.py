@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable
 
 from watchkeeper.catalogue import tables
-from watchkeeper.doctor.facts import DoctorFacts, Sighting, field_values
-from watchkeeper.doctor.opinion import MAX_EVIDENCE, Opinion, opinion
+from watchkeeper.doctor.facts import MAX_EVIDENCE, DoctorFacts, Opinion, Sighting, field_values, opinion
 
 FAILURES = (
     "nccl-connect-failed", "nccl-retries-exceeded", "watchdog-timeout", "nccl-peer-closed", "nccl-remote-error",

@@ -180,8 +180,7 @@ def gather_facts(
             incident, now, names, node_events, context=context, sources=tuple(sources), missing_data=tuple(missing_data)
         )  # fmt: skip
     readings = queries.readings_by_gpu([field.metric for field in FIELDS])
-    reporting = queries.reporting_gpus(TEMPERATURE.metric)
-    expected = queries.expected_gpus(EXPECTED_GPUS)
+    reporting, expected = queries.reporting_gpus(TEMPERATURE.metric), queries.expected_gpus(EXPECTED_GPUS)
     missing_data += [*queries.failures, *_missing_series(incident.place, readings, names=names)]
     if context.peer_temperatures is None:
         missing_data.append(f"no rack or leaf for {names(node)}, so no neighbours to compare with")

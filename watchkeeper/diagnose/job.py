@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from statistics import median_high
 
 from watchkeeper.catalogue import causes
 from watchkeeper.diagnose import explain as explaining
@@ -145,8 +146,7 @@ def _rank_lines(facts: IncidentFacts) -> list[ExplainLine]:
     missing, seconds = training.missing_ranks(facts), training.compute_seconds(facts)
     lines = [ExplainLine(f"rank {rank}", "missing: does not report") for rank in missing[:8]]
     if seconds:
-        ordered = sorted(seconds.values())
-        median = ordered[len(ordered) // 2]
+        median = median_high(seconds.values())
         late = [rank for rank in training.late_ranks(facts) if rank in seconds]
         for rank in late[-8:]:
             gpu = training.gpu_of_rank(facts, int(rank)) if rank.isdigit() else None

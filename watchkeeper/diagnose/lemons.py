@@ -72,10 +72,8 @@ def fault_histories(
         counts[incident.cause] = counts.get(incident.cause, 0) + 1 + incident.reopened
         last[node] = max(incident.opened_at, last.get(node, incident.opened_at))
     months = max((now - since) / MONTH, 1 / 30)
-    return [
-        FaultHistory(name, months, sum(counts.values()), counts, last.get(name))
-        for name, counts in counts_by_node.items()
-    ]
+    totals = [(name, sum(counts.values()), counts) for name, counts in counts_by_node.items()]
+    return [FaultHistory(name, months, faults, counts, last.get(name)) for name, faults, counts in totals]
 
 
 def rank_lemons(units: Sequence[FaultHistory], trends: Iterable[CounterTrend] = ()) -> list[Lemon]:

@@ -138,7 +138,10 @@ def field_values(sightings: Iterable[Sighting], name: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """`ruled_out` are sentences about other causes; `extra_where` are place fields that no single line has."""
+    """A cause that some sightings support; `ranking` merges the opinions about one cause.
+
+    `ruled_out` are sentences about other causes; `extra_where` are place fields that no single line has.
+    """
 
     cause: str
     confidence: float

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from statistics import median_high
 
 from watchkeeper.doctor.listing import Listing
 
@@ -42,7 +43,7 @@ def read_trend_signs(listing: Listing) -> None:
     steps = dict(_series(lines, STEP_TIME))
     data_shares = {line: value / steps[line] for line, value in _series(lines, DATA_TIME) if steps.get(line)}
     shares = list(data_shares.values())
-    if len(shares) >= 3 and _median(shares) > DATA_SHARE and max(shares) <= 1:
+    if len(shares) >= 3 and median_high(shares) > DATA_SHARE and max(shares) <= 1:
         listing.add_sign("data-time-high", max(data_shares))
     loss = _series(lines, LOSS)
     if len(loss) >= MIN_SAMPLES and _diverges([value for _, value in loss]):
@@ -52,7 +53,7 @@ def read_trend_signs(listing: Listing) -> None:
 def _diverges(values: Sequence[float]) -> bool:
     """Whether the last fifth is far above the best fifth and above the first; a noisy but steady loss is not."""
     fifth = len(values) // 5
-    medians = [_median(values[at * fifth : (at + 1) * fifth]) for at in range(5)]
+    medians = [median_high(values[at * fifth : (at + 1) * fifth]) for at in range(5)]
     is_far_above = medians[4] > DIVERGENCE_FACTOR * max(min(medians), 1e-3)
     return is_far_above and medians[4] > medians[0] and medians[3] <= medians[4]
 
@@ -72,7 +73,3 @@ def _grows_steadily(values: Sequence[float]) -> bool:
     quarter = len(values) // 4
     means = [sum(values[at * quarter : (at + 1) * quarter]) / quarter for at in range(4)]
     return means[0] < means[1] < means[2] < means[3] and means[3] > GROWTH_FACTOR * means[1]
-
-
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]

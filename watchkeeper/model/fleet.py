@@ -63,11 +63,9 @@ class Place:
     def encloses(self, other: Place) -> bool:
         """Whether `other` is this place or inside it; for domains see `Node.failure_domains`."""
         inner: Place | None = other
-        while inner is not None:
-            if inner == self:
-                return True
+        while inner is not None and inner != self:
             inner = inner.parent
-        return False
+        return inner is not None
 
     def __str__(self) -> str:
         """`cluster/node=n1/gpu=GPU-…`; `parse` reads it back."""

@@ -271,11 +271,8 @@ def job_of_holder(holder: str) -> str:
 
 
 def job_name(pod: str) -> str:
-    for pattern in (NUMBERED, HASHED):
-        match = re.fullmatch(pattern, pod)
-        if match is not None:
-            return match[1]
-    return pod
+    match = re.fullmatch(NUMBERED, pod) or re.fullmatch(HASHED, pod)
+    return pod if match is None else match[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,7 @@ class Matcher:
 
 def parse_matcher(text: str) -> Matcher:
     """`node=gpu-r01-01`, `cause!="power_cap"`, `team=~"research|vision"`; ValueError if it is invalid."""
-    match = MATCHER.fullmatch(text.strip())
-    if match is None:
+    if (match := MATCHER.fullmatch(text.strip())) is None:
         raise ValueError(f'`{text[:80]}` is not a matcher such as node="gpu-r01-01" or team=~"research|vision"')
     name, sign, value = match.groups()
     if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":

@@ -177,8 +177,8 @@ def _suggest_size_fixes(facts: JobFacts, bottleneck: BoundBy) -> list[Fix]:
     fixes = []
     enough_gpus = max(1, round(facts.gpus * active * 2))
     if active < WASTED_SHARE and enough_gpus < facts.gpus:
-        text = f"Request {enough_gpus} GPUs instead of {facts.gpus:g}"
-        fixes.append(Fix(text, f"SMs are active {active:.1%} of the time"))
+        why = f"SMs are active {active:.1%} of the time"
+        fixes.append(Fix(f"Request {enough_gpus} GPUs instead of {facts.gpus:g}", why))
     if memory is not None and memory < HALF_EMPTY_SHARE and active < BUSY_SHARE:
         text = f"Increase the batch size: {1 - memory:.0%} of the GPU memory is free"
         fixes.append(Fix(text, "fewer, larger kernels fill the SMs"))

@@ -155,21 +155,14 @@ def _account_goodput(queries: JobQueries, inputs: JobReportInputs, since: dateti
 def _collect_hardware_events(
     inputs: JobReportInputs, *, nodes: set[str], rank_by_uuid: Mapping[str, int | None]
 ) -> list[jobs.HardwareEvent]:
-    return [
-        jobs.HardwareEvent(
-            event.at,
-            inputs.format_place(event.place),
-            event.kind.value,
-            str(event.code or ""),
-            inputs.find_cause(event),
-            event.text[:200],
-            rank_by_uuid.get(event.place.gpu or ""),
-        )
-        for event in inputs.node_events
-        if event.place.cluster == inputs.key.cluster
-        and event.place.node in nodes
-        and (inputs.find_cause(event) is not None or event.kind is events.EventKind.GPU_RESET)
-    ]
+    hardware = []
+    for event in inputs.node_events:
+        if event.place.cluster == inputs.key.cluster and event.place.node in nodes:
+            cause, rank = inputs.find_cause(event), rank_by_uuid.get(event.place.gpu or "")
+            if cause is not None or event.kind is events.EventKind.GPU_RESET:
+                place, kind, code = inputs.format_place(event.place), event.kind.value, str(event.code or "")
+                hardware.append(jobs.HardwareEvent(event.at, place, kind, code, cause, event.text[:200], rank))
+    return hardware
 
 
 def _collect_loss_events(

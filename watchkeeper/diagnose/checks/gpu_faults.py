@@ -9,6 +9,7 @@ from watchkeeper.diagnose.evidence import IncidentFacts, event_evidence, is_hard
 from watchkeeper.model.diagnosis import DiagnosisStep, Evidence, Finding, Risk, RuledOut
 
 FAMILY = "gpu_lost"
+MEMORY_FIELDS = (evidence.DOUBLE_BIT, evidence.REMAP_PENDING, evidence.REMAP_FAILURE)
 LOST, UNCORRECTABLE, ILLEGAL_ACCESS = "gpu_fell_off_bus", "ecc_uncorrectable", "app_illegal_access"
 
 
@@ -116,9 +117,7 @@ def ecc_uncorrectable(facts: IncidentFacts) -> Finding | None:
             *(event_evidence(event) for event in log_events),
             *map(event_evidence, facts.events_with_cause("row_remap_pending", "row_remap_failure", place=place)),
             *(member_evidence(member) for member in members if not log_events),
-            facts.reading_evidence(evidence.DOUBLE_BIT, uuid),
-            facts.reading_evidence(evidence.REMAP_PENDING, uuid),
-            facts.reading_evidence(evidence.REMAP_FAILURE, uuid),
+            *(facts.reading_evidence(field, uuid) for field in MEMORY_FIELDS),
         ),
         steps=(
             DiagnosisStep("Reset the GPU when no process uses it", f"nvidia-smi --gpu-reset -i {uuid}", Risk.WORKLOAD),

@@ -31,13 +31,11 @@ class ClusterScheduler(Protocol):
     @property
     def required_query(self) -> str | None:
         """A PromQL expression whose result `series` needs; None if it needs none."""
-        ...
 
     async def run(self) -> None: ...
 
     async def wait_for_first_read(self) -> None:
         """Wait until the scheduler has been read once, or a time limit passed."""
-        ...
 
     def discover(self, listed: discovery.DiscoveredTargets) -> discovery.DiscoveredTargets: ...
 
@@ -47,11 +45,9 @@ class ClusterScheduler(Protocol):
 
     def series(self, query_result: Iterable[Mapping[str, str]]) -> dict[Labels, float]:
         """Series that only this kind of scheduler has."""
-        ...
 
     def workload_series(self, fleet: ScrapedInventory, attributed: Iterable[Labels]) -> dict[Labels, float]:
         """The holders of GPUs that are not in `attributed`."""
-        ...
 
 
 def from_settings(settings: config.FleetSettings, *, time: clock.Clock, metrics: own_metrics.Registry) -> Clusters:

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from watchkeeper.errors import CollectError, quote
 from watchkeeper.kit.protobuf import read_fields, read_varint, to_signed
@@ -46,12 +46,7 @@ NATIVE_EXEMPLAR = 0x82
 # A series of a metric: the suffix of its name, and the name and value of its extra label.
 SeriesPart: TypeAlias = tuple[str, str, str]
 ByteRange: TypeAlias = tuple[int, int]
-
-
-class MetricSample(NamedTuple):
-    part: SeriesPart
-    value: float
-    exemplar: ByteRange | None = None
+MetricSample: TypeAlias = tuple[SeriesPart, float, ByteRange | None]
 
 
 @dataclass(slots=True)
@@ -151,16 +146,16 @@ class ProtobufParser(SeriesCache):
                 self._add_exemplars(parsed, handle, exemplars)
             if not self._keeps_classic:
                 return
-        for sample in _read_samples(body, metric):
-            handle = self._find_handle(parsed, (name, label_bytes, sample.part), metric)
+        for part, value, exemplar in _read_samples(body, metric):
+            handle = self._find_handle(parsed, (name, label_bytes, part), metric)
             if not self._is_first(parsed, handle, metric.at_ms):
                 continue
             if metric.at_ms is not None:
                 parsed.timestamps_ms[len(parsed.handles)] = metric.at_ms
             parsed.handles.append(handle)
-            parsed.values.append(sample.value)
-            if sample.exemplar is not None:
-                self._add_exemplars(parsed, handle, [sample.exemplar])
+            parsed.values.append(value)
+            if exemplar is not None:
+                self._add_exemplars(parsed, handle, [exemplar])
 
     def _is_first(self, parsed: _ParsedMessages, handle: int, at_ms: int | None) -> bool:
         """Whether this is the first sample of the series and timestamp on the page."""
@@ -234,7 +229,7 @@ def _read_value(body: bytes, start: int, end: int) -> MetricSample:
             value = _read_double(body, at)
         elif tag == 0x12:
             exemplar = (at, stop)
-    return MetricSample(("", "", ""), value, exemplar)
+    return ("", "", ""), value, exemplar
 
 
 def _read_summary(body: bytes, start: int, end: int) -> Iterator[MetricSample]:
@@ -246,9 +241,9 @@ def _read_summary(body: bytes, start: int, end: int) -> Iterator[MetricSample]:
             total = _read_double(body, at)
         elif tag == 0x1A:
             numbers = {tag: _read_double(body, at) for tag, at, _ in read_fields(body, at, stop) if tag in (0x09, 0x11)}
-            yield MetricSample(("", "quantile", format_go_number(numbers.get(0x09, 0.0))), numbers.get(0x11, 0.0))
-    yield MetricSample(("_sum", "", ""), total)
-    yield MetricSample(("_count", "", ""), count)
+            yield ("", "quantile", format_go_number(numbers.get(0x09, 0.0))), numbers.get(0x11, 0.0), None
+    yield ("_sum", "", ""), total, None
+    yield ("_count", "", ""), count, None
 
 
 def _read_classic_histogram(body: bytes, start: int, end: int) -> Iterator[MetricSample]:
@@ -263,12 +258,12 @@ def _read_classic_histogram(body: bytes, start: int, end: int) -> Iterator[Metri
         elif tag == 0x1A:
             bound, count, exemplar = _read_bucket(body, at, stop)
             has_last = has_last or bound == math.inf
-            yield MetricSample(("_bucket", "le", format_go_number(bound)), count, exemplar)
+            yield ("_bucket", "le", format_go_number(bound)), count, exemplar
     count = numbers.get(0x21) or numbers.get(0x08, 0.0)
     if not has_last:
-        yield MetricSample(("_bucket", "le", "+Inf"), count)
-    yield MetricSample(("_sum", "", ""), numbers.get(0x11, 0.0))
-    yield MetricSample(("_count", "", ""), count)
+        yield ("_bucket", "le", "+Inf"), count, None
+    yield ("_sum", "", ""), numbers.get(0x11, 0.0), None
+    yield ("_count", "", ""), count, None
 
 
 def _read_bucket(body: bytes, start: int, end: int) -> tuple[float, float, ByteRange | None]:

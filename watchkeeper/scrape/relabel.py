@@ -40,16 +40,8 @@ class RelabelAction(StrEnum):
     UPPERCASE = "uppercase"
 
 
-NEEDS_TARGET = frozenset(
-    {
-        RelabelAction.REPLACE,
-        RelabelAction.HASHMOD,
-        RelabelAction.LOWERCASE,
-        RelabelAction.UPPERCASE,
-        RelabelAction.KEEP_EQUAL,
-        RelabelAction.DROP_EQUAL,
-    }
-)
+# The actions without a `target_label`.
+NO_TARGET = frozenset({"keep", "drop", "labelmap", "labeldrop", "labelkeep"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +56,7 @@ class RelabelRule:
 
     def __post_init__(self) -> None:
         compile_pattern(self.regex)
-        if self.action in NEEDS_TARGET and not self.target_label:
+        if self.action not in NO_TARGET and not self.target_label:
             raise ValueError(f"relabel action {self.action} needs a `target_label`")
         if self.action is RelabelAction.HASHMOD and self.modulus < 1:
             raise ValueError(f"relabel action hashmod needs a `modulus` of 1 or more, not {self.modulus}")
@@ -110,16 +102,11 @@ def _expand(template: str, match: Any) -> str:
 
 def _replace(rule: RelabelRule, labels: dict[str, str]) -> bool:
     match = compile_pattern(rule.regex).fullmatch(_join_sources(rule, labels))
-    if match is None:
-        return True
-    target = _expand(rule.target_label, match)
-    if not target:
-        return True
-    value = _expand(rule.replacement, match)
-    if value:
-        labels[target] = value
-    else:
-        labels.pop(target, None)
+    if match is not None and (target := _expand(rule.target_label, match)):
+        if value := _expand(rule.replacement, match):
+            labels[target] = value
+        else:
+            labels.pop(target, None)
     return True
 
 

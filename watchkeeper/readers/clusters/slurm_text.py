@@ -68,7 +68,7 @@ def read_nodes(lines: Sequence[str]) -> Iterator[SlurmNode]:
     for number, line in enumerate(lines, 1):
         if (header := NODE_NAME.match(line.strip())) is not None:
             if name:
-                yield _node(name, fields, name_line)
+                yield SlurmNode(name, fields.get("State", ""), fields.get("Reason", ""), fields.get("Gres"), name_line)
             name, fields, name_line = header["name"], {}, number
         if name:
             fields.update({item["name"]: item["value"].strip() for item in ASSIGNED.finditer(line)})
@@ -88,7 +88,7 @@ def read_nodes(lines: Sequence[str]) -> Iterator[SlurmNode]:
             columns = words
         in_node_rows = in_node_rows or NODE_HEADER.match(line) is not None
     if name:
-        yield _node(name, fields, name_line)
+        yield SlurmNode(name, fields.get("State", ""), fields.get("Reason", ""), fields.get("Gres"), name_line)
 
 
 def _read_custom_row(columns: Sequence[str], line: str, number: int) -> SlurmNode | None:
@@ -100,10 +100,6 @@ def _read_custom_row(columns: Sequence[str], line: str, number: int) -> SlurmNod
         return None
     reason = row.get("REASON", "")
     return SlurmNode(name, row["STATE"], "" if reason == "none" else reason.strip(), None, number)
-
-
-def _node(name: str, fields: Mapping[str, str], line: int) -> SlurmNode:
-    return SlurmNode(name, fields.get("State", ""), fields.get("Reason", ""), fields.get("Gres"), line)
 
 
 def read_jobs(lines: Sequence[str]) -> Iterator[SlurmJob]:

@@ -40,20 +40,17 @@ class Programs:
         running = [*nvml.nvmlDeviceGetComputeRunningProcesses_v3(gpu)]
         running += nvml.nvmlDeviceGetGraphicsRunningProcesses_v3(gpu)
         slices_by_pid = {entry.pid: _slice_id(entry) for entry in running[:MAX_PROGRAMS]}
-        if len(slices_by_pid) > 1 and self.is_split and self._is_due(frozenset(slices_by_pid)):
-            self._measure(nvml, gpu, note)
+        if len(slices_by_pid) > 1 and self.is_split:
+            pids = frozenset(slices_by_pid)
+            self._readings_since_measurement += 1
+            if pids != self._measured_pids or self._readings_since_measurement >= READINGS_PER_MEASUREMENT:
+                self._measured_pids, self._readings_since_measurement = pids, 0
+                self._measure(nvml, gpu, note)
         has_shares = len(slices_by_pid) > 1 and self.is_split
         return [
             [pid, slice_id, self._busy.get(pid, 0) if has_shares else None]
             for pid, slice_id in sorted(slices_by_pid.items())
         ]
-
-    def _is_due(self, pids: frozenset[int]) -> bool:
-        self._readings_since_measurement += 1
-        if pids == self._measured_pids and self._readings_since_measurement < READINGS_PER_MEASUREMENT:
-            return False
-        self._measured_pids, self._readings_since_measurement = pids, 0
-        return True
 
     def _measure(self, nvml: Any, gpu: Any, note: CallNote) -> None:
         note(SHARES)

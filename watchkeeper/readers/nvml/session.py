@@ -23,6 +23,7 @@ UNSUPPORTED: Set[str] = {
 # The driver has no value yet, or not in this state; this is not an error of the GPU.
 NO_ANSWER = frozenset({"NO_DATA", "NOT_READY", "INVALID_STATE"})
 LOST = "GPU_IS_LOST"
+TEXTS = {"brand": "Brand", "serial": "Serial", "inforom_image": "InforomImageVersion", "vbios": "VbiosVersion"}
 # The `call` of families that are read together with one nvmlDeviceGetFieldValues.
 FIELDS = "field"
 
@@ -205,13 +206,7 @@ class Session:
         if text_name.startswith("inforom_") and text_name != "inforom_image":
             objects = {"oem": nvml.NVML_INFOROM_OEM, "ecc": nvml.NVML_INFOROM_ECC, "power": nvml.NVML_INFOROM_POWER}
             return _text(nvml.nvmlDeviceGetInforomVersion(handle, objects[text_name.removeprefix("inforom_")]))
-        calls = {
-            "brand": nvml.nvmlDeviceGetBrand,
-            "serial": nvml.nvmlDeviceGetSerial,
-            "inforom_image": nvml.nvmlDeviceGetInforomImageVersion,
-            "vbios": nvml.nvmlDeviceGetVbiosVersion,
-        }
-        return _text(calls[text_name](handle))
+        return _text(getattr(nvml, f"nvmlDeviceGet{TEXTS[text_name]}")(handle))
 
     def _run_queries(self, plan: Iterable[NvmlQuery], device: NvmlDevice, *, reading: NvmlReading) -> None:
         """Make every call of a plan and store its values under their families."""

@@ -193,10 +193,9 @@ def sweep_settings(settings: config.FabricSettings) -> fabric_sweep.SweepSetting
 
 def _load_state(path: Path | None) -> fabric_changes.KnownFabric:
     """The known fabric from before a restart; empty if there is no file or it is damaged."""
-    if path is None or not path.exists():
-        return fabric_changes.KnownFabric()
-    try:
-        return wire.loads(fabric_changes.KnownFabric, path.read_bytes())
-    except (OSError, WireError) as error:
-        log.warning("loading fabric state failed", extra=logs.fields(path=str(path), error=error))
-        return fabric_changes.KnownFabric()
+    if path is not None and path.exists():
+        try:
+            return wire.loads(fabric_changes.KnownFabric, path.read_bytes())
+        except (OSError, WireError) as error:
+            log.warning("loading fabric state failed", extra=logs.fields(path=str(path), error=error))
+    return fabric_changes.KnownFabric()

@@ -124,17 +124,13 @@ def _write_node(node: objects.KubernetesNode, _: bool, write: WriteSample) -> No
 
 def _write_pod(pod: objects.KubernetesPod, is_on_gpu_node: bool, write: WriteSample) -> None:
     """All series for a pod that uses GPUs; only `kube_pod_info` for another pod on a GPU node."""
+    pod_labels, is_pending = _pod_labels(pod), pod.is_scheduled is False
     is_gpu_pod = pod.requests_gpus or bool(pod.claims) or pod.runtime_class.startswith("nvidia")
     if is_gpu_pod or is_on_gpu_node:
         kind, _, name = pod.owner.partition("/")
-        write("kube_pod_info", 1, **_pod_labels(pod), node=pod.node, created_by_kind=kind, created_by_name=name)
-    if is_gpu_pod:
-        _write_gpu_pod(pod, write)
-
-
-def _write_gpu_pod(pod: objects.KubernetesPod, write: WriteSample) -> None:
-    pod_labels = _pod_labels(pod)
-    is_pending = pod.is_scheduled is False
+        write("kube_pod_info", 1, **pod_labels, node=pod.node, created_by_kind=kind, created_by_name=name)
+    if not is_gpu_pod:
+        return
     write("kube_pod_status_phase", 1, **pod_labels, phase=pod.phase)
     write("kube_pod_status_scheduled", 1, **pod_labels, condition="false" if is_pending else "true")
     write("kube_pod_status_ready", pod.is_ready is True, **pod_labels, condition="true")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from watchkeeper.clusters.kubernetes import kubernetes_discovery, kubernetes_series, kubernetes_view, kubernetes_watch
@@ -77,12 +78,10 @@ class KubernetesSource:
         await self.watch.run()
 
     async def wait_for_first_read(self) -> None:
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_LIST_SECONDS):
                 while not self.watch.is_synced and not any(self.watch.problems()):
                     await asyncio.sleep(POLL_SECONDS)
-        except TimeoutError:
-            return
 
     def discover(self, listed: discovery.DiscoveredTargets) -> discovery.DiscoveredTargets:
         return self._discovery.discover(listed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -106,11 +107,9 @@ class SlurmWatch:
             await self._time.sleep(self._interval_seconds)
 
     async def wait_for_first_read(self) -> None:
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_READ_SECONDS):
                 await self._has_read.wait()
-        except TimeoutError:
-            return
 
     async def refresh(self) -> None:
         """Read Slurm once; a query that fails keeps its last result and is a problem of the view."""

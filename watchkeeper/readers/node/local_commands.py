@@ -25,8 +25,6 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("nvidia-smi", "nvlink", "--status"),
     ("ibstat",),
 )
-
-
 # Without it the GPUs are not checked.
 REQUIRED_COMMAND = "nvidia-smi"
 

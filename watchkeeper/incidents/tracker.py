@@ -14,20 +14,9 @@ from datetime import datetime, timedelta
 
 from watchkeeper.catalogue import causes
 from watchkeeper.errors import InvalidTransition
-from watchkeeper.incidents import job_effects
+from watchkeeper.incidents import correlate, job_effects
 from watchkeeper.incidents.conditions import EVENT_RETENTION, Conditions
-from watchkeeper.incidents.correlate import (
-    FLAP_TIME,
-    CorrelationContext,
-    Decision,
-    IncidentStep,
-    absorb,
-    correlate,
-    correlate_lasting,
-    end_member,
-    explain,
-    update_title,
-)
+from watchkeeper.incidents.correlate import FLAP_TIME, CorrelationContext, Decision, IncidentStep
 from watchkeeper.incidents.domains import Domains, domain_failure_signal
 from watchkeeper.incidents.footprint import is_workload
 from watchkeeper.incidents.incident_index import EARLIEST, IncidentIndex, age_key
@@ -167,7 +156,7 @@ class IncidentTracker:
             self._cleaned_at = now
             # A page may report the GPU index meanwhile, which replaces the UUID in the title.
             for incident in self.open_incidents():
-                renamed = update_title(incident, self._context.names)
+                renamed = correlate.update_title(incident, self._context.names)
                 if renamed is not incident:
                     changed.append(self._save(renamed, IncidentStep.RENAMED, text=f"Renamed: {renamed.title}", at=now))
             removed = self._index.remove_expired(now)
@@ -201,7 +190,7 @@ class IncidentTracker:
 
     def _reassign(self, signal: Signal, now: datetime) -> list[Incident]:
         """Move a signal that is still true out of its ended incident; at a limit `tick` retries."""
-        decision = correlate_lasting(self._candidates(signal), signal, now=now, context=self._context)
+        decision = correlate.correlate_lasting(self._candidates(signal), signal, now=now, context=self._context)
         has_capacity = decision.step is not IncidentStep.OPENED or self._index.open_count < MAX_OPEN
         if decision.incident is not None and has_capacity:
             return self._write(decision, now)
@@ -259,7 +248,7 @@ class IncidentTracker:
         if not incident.is_open or incident.cause == cause:
             return []
         near = [other for other in self._index.incidents_near(incident.place) if other.id != incident.id]
-        return self._write(explain(near, incident, cause=cause, context=self._context), now)
+        return self._write(correlate.explain(near, incident, cause=cause, context=self._context), now)
 
     def broken_gpus(self) -> list[BrokenGpu]:
         """GPUs of open incidents with a hardware fault that only a reset ends, each with its newest fault."""
@@ -277,7 +266,7 @@ class IncidentTracker:
         return list(gpus.values())
 
     def _apply_signal(self, signal: Signal, now: datetime, *, key: events.ConditionKey | None = None) -> list[Incident]:
-        decision = correlate(self._candidates(signal), signal, now=now, context=self._context)
+        decision = correlate.correlate(self._candidates(signal), signal, now=now, context=self._context)
         if decision.step is IncidentStep.OPENED and self._index.open_count >= MAX_OPEN:
             decision = Decision(IncidentStep.NOTHING, text=_limit_text(self._index.open_count))
         if decision.incident is None:
@@ -317,7 +306,7 @@ class IncidentTracker:
         changed = []
         with self._transaction(now):
             for absorbed in decision.absorbed:
-                resolved, text = absorb(absorbed, decision.incident.id, at=now)
+                resolved, text = correlate.absorb(absorbed, decision.incident.id, at=now)
                 changed.append(self._save(resolved, IncidentStep.ABSORBED, text=text, at=now))
             changed.append(self._save(decision.incident, decision.step, text=decision.text, at=now))
         return changed
@@ -377,7 +366,7 @@ class IncidentTracker:
                 condition = self._conditions.cleared_condition(member, now=now)
                 if condition is None or condition.cleared_at is None:
                     continue
-                incident = end_member(incident, member.ref, until=condition.cleared_at)
+                incident = correlate.end_member(incident, member.ref, until=condition.cleared_at)
                 text = f"Ended ({condition.cleared_why}): {member.text}"
                 changed.append(self._save(incident, IncidentStep.ENDED, text=text, at=now))
         return changed

@@ -13,16 +13,10 @@ from watchkeeper.errors import InvalidTransition
 from watchkeeper.model.actions import Action, ActionKind, Receipt, Result
 from watchkeeper.model.repairs import ENDED, MANUAL_KINDS, REPAIR_MOVES, Repair, RepairId, RepairState
 from watchkeeper.model.trust import Mode
+from watchkeeper.remediate import transitions
 from watchkeeper.remediate.driver import ActionOutcome
 from watchkeeper.remediate.proposal import RepairProposal, number_actions
-from watchkeeper.remediate.transitions import (
-    RETRY_BACKOFF,
-    Transition,
-    end,
-    enter,
-    find_validate_step,
-    state_for_action,
-)
+from watchkeeper.remediate.transitions import Transition, end, enter
 from watchkeeper.remediate.trust_rules import ModeDecision
 
 # An incomplete action is performed again after a tenth of its time so far: a pod takes a second or an hour to end, a
@@ -88,7 +82,7 @@ def enter_state(repair: Repair, transition: Transition, now: datetime) -> Repair
     if transition.state is RepairState.RESTORING:
         return replace(changed, outcome=transition.outcome, undone=())
     if transition.state is RepairState.VALIDATING and repair.is_ended:
-        return replace(changed, step=find_validate_step(repair) or 0)
+        return replace(changed, step=transitions.find_validate_step(repair) or 0)
     return changed
 
 
@@ -109,7 +103,7 @@ def next_step(repair: Repair, why: str, now: datetime) -> Repair:
     next_action = repair.actions[index] if index < len(repair.actions) else None
     # The transition to `restoring` follows once the uncordon is the current step.
     is_uncordon = next_action is not None and next_action.kind is ActionKind.UNCORDON
-    state = repair.state if is_uncordon else state_for_action(next_action)
+    state = repair.state if is_uncordon else transitions.state_for_action(next_action)
     return replace(_change_state(repair, state, why, now), step=index)
 
 
@@ -147,7 +141,7 @@ def _poll_interval(repair: Repair, now: datetime) -> timedelta:
 
 def record_failure(repair: Repair, action: Action, problem: str, *, now: datetime) -> Repair:
     """Record a failed call, which is retried until the step's time limit."""
-    delay = timedelta(seconds=RETRY_BACKOFF.delay_seconds(repair.tries + 1))
+    delay = timedelta(seconds=transitions.RETRY_BACKOFF.delay_seconds(repair.tries + 1))
     recorded = _add_receipt(repair, action, Result.FAILED, text=problem, now=now)
     return replace(recorded, tries=repair.tries + 1, retry_at=now + delay, waits_for=(problem[:MAX_TEXT_LENGTH],))
 

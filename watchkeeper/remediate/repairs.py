@@ -15,19 +15,11 @@ from watchkeeper.errors import ActionFailed, ActionRefused, InvalidTransition
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import actions, events, fleet, incidents, trust
 from watchkeeper.model.repairs import RECLAIM_KINDS, WAITING, Repair, RepairId, RepairState
-from watchkeeper.remediate import guards, progress, validation
+from watchkeeper.remediate import guards, progress, transitions, validation
 from watchkeeper.remediate.driver import NodeObservation
 from watchkeeper.remediate.proposal import RepairProposal, build_request
 from watchkeeper.remediate.registry import AUDIT_ENTRY, INVENTORY_MAX_AGE, MAX_STARTS, TIMELINE_ENTRY, RepairRegistry
-from watchkeeper.remediate.transitions import (
-    MAX_CLOCK_STEP,
-    Transition,
-    TransitionContext,
-    TransitionKind,
-    decide_transition,
-    restore,
-    warned_at,
-)
+from watchkeeper.remediate.transitions import Transition, TransitionContext, TransitionKind, decide_transition
 from watchkeeper.remediate.trust_rules import MODES_WITHOUT_CHANGES
 from watchkeeper.store.journal.journal import HUB
 
@@ -155,7 +147,7 @@ class Repairs(RepairRegistry):
 
     def _timer_reset_reason(self, repair: Repair, now: datetime) -> str | None:
         """Return why the time limit of the current step starts again, or None."""
-        if repair.since - now > MAX_CLOCK_STEP:
+        if repair.since - now > transitions.MAX_CLOCK_STEP:
             return "The clock was set back"
         # The hub could not call while it was down; checks keep their start, the end of the step before.
         is_call = repair.is_begun and repair.state is not RepairState.VALIDATING
@@ -291,7 +283,7 @@ class Repairs(RepairRegistry):
     def _run_checks(self, repair: Repair, now: datetime) -> tuple[validation.CheckResult, ...]:
         action = repair.action
         if action is not None and action.kind in RECLAIM_KINDS:
-            return (self._dependencies.check_idle(action, warned_at(repair) or repair.since, now),)
+            return (self._dependencies.check_idle(action, transitions.warned_at(repair) or repair.since, now),)
         is_validating = repair.state is RepairState.VALIDATING
         if not is_validating or action is None or action.kind is not actions.ActionKind.VALIDATE:
             return ()
@@ -393,7 +385,8 @@ class Repairs(RepairRegistry):
                 past = next((repair for repair in self._dependencies.journal.repairs_at(node) if repair.id == id), None)
                 if past is not None and not self._ids_by_node.get(node):
                     why = f"{node.node} still has our cordon of {marked_incident}: it is removed"
-                    revived = progress.enter_state(replace(past, has_cordon=True), restore(past.state, why), now)
+                    restoring = transitions.restore(past.state, why)
+                    revived = progress.enter_state(replace(past, has_cordon=True), restoring, now)
                     restored.append(self.save(revived, now, text=why).id)
         return restored
 

@@ -12,17 +12,10 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from watchkeeper.kit import backoff, durations
+from watchkeeper.model import repairs
 from watchkeeper.model.actions import Action, ActionId, ActionKind, Result
 from watchkeeper.model.incidents import IncidentId
-from watchkeeper.model.repairs import (
-    MANUAL_KINDS,
-    NOTIFY_KINDS,
-    RECLAIM_KINDS,
-    STATE_OF_KIND,
-    WAITING,
-    Repair,
-    RepairState,
-)
+from watchkeeper.model.repairs import MANUAL_KINDS, NOTIFY_KINDS, RECLAIM_KINDS, WAITING, Repair, RepairState
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate.driver import NodeObservation
 from watchkeeper.remediate.drivers.cluster_driver import describe_manual_command
@@ -137,7 +130,7 @@ def _decide_approved(repair: Repair, context: TransitionContext, now: datetime) 
 
 
 def state_for_action(action: Action | None) -> RepairState:
-    return RepairState.ACTING if action is None else STATE_OF_KIND.get(action.kind, RepairState.ACTING)
+    return RepairState.ACTING if action is None else repairs.STATE_OF_KIND.get(action.kind, RepairState.ACTING)
 
 
 def _check_ownership(repair: Repair, context: TransitionContext) -> Transition | None:

@@ -23,12 +23,8 @@ from watchkeeper.catalogue.node_signals import Meaning, SignalKind
 from watchkeeper.model.actions import Action
 from watchkeeper.readers import json_facts as facts
 from watchkeeper.readers.clusters import kubernetes_objects as objects
-from watchkeeper.remediate.drivers.kubernetes_client import (
-    MAX_EVENT_MESSAGE_LENGTH,
-    ApiCall,
-    build_object_event,
-    format_timestamp,
-)
+from watchkeeper.remediate.drivers import kubernetes_client
+from watchkeeper.remediate.drivers.kubernetes_client import ApiCall, build_object_event, format_timestamp
 from watchkeeper.remediate.drivers.kubernetes_pods import TAINT
 
 CORDONED_AT = "watchkeeper.dev/cordoned-at"
@@ -141,7 +137,7 @@ def build_condition(node: NodeSnapshot, action: Action, *, is_unhealthy: bool) -
         "type": CONDITION,
         "status": "True" if is_unhealthy else "False",
         "reason": (_camel_case(cause) or "Cordoned") if is_unhealthy else "Repaired",
-        "message": f"{action.why} ({action.mark})"[:MAX_EVENT_MESSAGE_LENGTH],
+        "message": f"{action.why} ({action.mark})"[: kubernetes_client.MAX_EVENT_MESSAGE_LENGTH],
     }
     previous = next((condition for condition in node.conditions if condition.get("type") == CONDITION), {})
     if all(previous.get(name) == value for name, value in condition_fields.items()):

@@ -43,7 +43,7 @@ def minute_of(samples: Mapping[Labels, float]) -> embedded.EmbeddedEngine:
     return engine
 
 
-def told(
+def engine_of_history(
     history: list[Minute], *, late_seconds: float = 0.2, cut: Mapping[tuple[int, str], int] | None = None
 ) -> embedded.EmbeddedEngine:
     """An engine that has seen the history and has run the shipped rules at each minute of it that was watched.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.accounting.histories import START, Minute, told
+from tests.accounting.histories import START, Minute, engine_of_history
 from watchkeeper.accounting.budget_watch import BudgetWatch
 from watchkeeper.accounting.price_file import PriceFile
 from watchkeeper.errors import PackError
@@ -29,7 +29,7 @@ SPENT = "watchkeeper_accounting_budget_spent_money"
 @pytest.fixture(scope="module")
 def engine() -> EmbeddedEngine:
     """Two hours in which team `a` holds two of four GPUs."""
-    return told([Minute((("a1", 0.5), ("a1", 0.5), (None, 0.0), (None, 0.0)))] * 121)
+    return engine_of_history([Minute((("a1", 0.5), ("a1", 0.5), (None, 0.0), (None, 0.0)))] * 121)
 
 
 def watch(folder: Path, *, budget: float = 3.0) -> tuple[BudgetWatch, own_metrics.Registry]:

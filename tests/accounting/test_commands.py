@@ -32,7 +32,7 @@ def jobs(tmp_path: Path) -> str:
 
 
 def run_failing(command: object, *arguments: object) -> BaseException:
-    result = CliRunner().invoke(command, [str(one) for one in arguments])  # type: ignore[arg-type]
+    result = CliRunner().invoke(command, [str(argument) for argument in arguments])  # type: ignore[arg-type]
     assert isinstance(result.exception, WatchkeeperError), result.output
     return result.exception
 
@@ -49,7 +49,9 @@ def test_a_line_drills_down_to_its_jobs_and_they_sum_to_it(jobs: str) -> None:
     teams = json.loads(run(usage.command, "--jobs", jobs, "--json").output)
     behind = json.loads(run(usage.command, "--jobs", jobs, "--of", "team=vision", "--json").output)
     assert [line["job"] for line in behind["lines"]] == ["1"]
-    assert behind["total"]["allocated"] == next(one for one in teams["lines"] if one["team"] == "vision")["allocated"]
+    assert (
+        behind["total"]["allocated"] == next(line for line in teams["lines"] if line["team"] == "vision")["allocated"]
+    )
     assert teams["words"]["unknown"].startswith("no samples")
 
 
@@ -80,9 +82,9 @@ def test_names_from_outside_are_defused_in_csv(jobs: str) -> None:
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_what_a_file_of_numbers_excludes_is_said_beside_it(jobs: str, tmp_path: Path, form: str) -> None:
-    said = run(cost.command, "report", "--jobs", jobs, "--format", form, "-o", tmp_path / "report")
-    assert said.stdout == ""
-    assert "note: 48.0 GPU-hours of NVIDIA L40S have no price and are not in any cost" in said.stderr
+    result = run(cost.command, "report", "--jobs", jobs, "--format", form, "-o", tmp_path / "report")
+    assert result.stdout == ""
+    assert "note: 48.0 GPU-hours of NVIDIA L40S have no price and are not in any cost" in result.stderr
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\tx", "\rx", "\n=1", "\uff1d1+1"])
@@ -180,7 +182,7 @@ def test_a_part_that_nobody_has_is_said_to_be_empty(jobs: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "problem"),
     [
         (("--gpus", "nan"), "`nan` is not a number"),
         (("--gpus", "inf"), "is not in the range"),
@@ -188,8 +190,8 @@ def test_a_part_that_nobody_has_is_said_to_be_empty(jobs: str) -> None:
         (("--from", "2026-11-02", "--to", "2026-11-01"), "--from (2026-11-02T00:00:00Z) must be before --to"),
     ],
 )
-def test_a_question_without_an_answer_says_why(jobs: str, arguments: tuple[str, ...], said: str) -> None:
-    assert said in run(usage.command, "--jobs", jobs, *arguments).output
+def test_a_question_without_an_answer_says_why(jobs: str, arguments: tuple[str, ...], problem: str) -> None:
+    assert problem in run(usage.command, "--jobs", jobs, *arguments).output
 
 
 def test_an_empty_report_has_the_columns_of_every_other(jobs: str) -> None:

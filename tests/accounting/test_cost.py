@@ -89,21 +89,21 @@ drawn = st.lists(st.tuples(teams, models, st.sampled_from(["", "own", "kept"]), 
 def test_lines_sum_to_the_bill_however_they_are_cut(
     rows: list[tuple[str, str, str, dict[str, float]]], policy: cost.Policy, by: str
 ) -> None:
-    found = table(*(row(team, model=model, pool=pool, **parts) for team, model, pool, parts in rows))
-    bill = cost.create_report(found, BOOK, ["team"]).money
-    whole = cost.create_report(found, BOOK, [by], policy=policy)
+    usage_table = table(*(row(team, model=model, pool=pool, **parts) for team, model, pool, parts in rows))
+    bill = cost.create_report(usage_table, BOOK, ["team"]).money
+    whole = cost.create_report(usage_table, BOOK, [by], policy=policy)
     assert whole.money == pytest.approx(bill, rel=1e-9, abs=1e-9)
     hours = sum(usage.total(line.hours) for line in whole.lines)
-    assert hours == pytest.approx(usage.total(summary.total(found)))
+    assert hours == pytest.approx(usage.total(summary.total(usage_table)))
 
 
 def test_of_more_lines_than_an_answer_has_the_rest_is_one_and_the_sum_is_whole() -> None:
     whole = cost.create_report(FLEET, BOOK, ["team", "job"])
     assert cost.limit_lines(whole, max_lines=len(whole.lines)) is whole
-    found = cost.limit_lines(whole, max_lines=2)
-    assert [line.names for line in found.lines] == [whole.lines[0].names, (summary.REST, summary.REST)]
-    assert found.money == pytest.approx(whole.money)
-    assert f"{len(whole.lines) - 1} of {len(whole.lines)} lines are combined" in found.notes[-1]
+    limited = cost.limit_lines(whole, max_lines=2)
+    assert [line.names for line in limited.lines] == [whole.lines[0].names, (summary.REST, summary.REST)]
+    assert limited.money == pytest.approx(whole.money)
+    assert f"{len(whole.lines) - 1} of {len(whole.lines)} lines are combined" in limited.notes[-1]
 
 
 @pytest.mark.parametrize("policy", list(cost.Policy))
@@ -117,13 +117,13 @@ def test_jobs_of_a_team_sum_to_what_the_team_pays(policy: cost.Policy) -> None:
 
 
 def test_a_hole_in_the_book_is_listed_and_in_no_sum() -> None:
-    found = cost.create_report(
+    report = cost.create_report(
         table(row("a", model="GeForce", allocated=7), row("b", model="", allocated=2)), BOOK, ["team"]
     )
-    assert found.unpriced_by_model == {"GeForce": 7, "an unknown model": 2}
-    assert [line.unpriced_hours for line in found.lines if line.names[0] in "ab"] == [7, 2]
-    assert "7.0 GPU-hours of GeForce have no price and are not in any cost" in found.notes
-    assert "2.0 GPU-hours of an unknown model have no price and are not in any cost" in found.notes
+    assert report.unpriced_by_model == {"GeForce": 7, "an unknown model": 2}
+    assert [line.unpriced_hours for line in report.lines if line.names[0] in "ab"] == [7, 2]
+    assert "7.0 GPU-hours of GeForce have no price and are not in any cost" in report.notes
+    assert "2.0 GPU-hours of an unknown model have no price and are not in any cost" in report.notes
 
 
 def test_idle_money_has_its_owner_named() -> None:
@@ -133,9 +133,9 @@ def test_idle_money_has_its_owner_named() -> None:
 
 
 def test_nobody_to_charge_is_said() -> None:
-    found = cost.create_report(table(row(usage.UNOWNED, idle=1)), BOOK, ["team"], policy=cost.Policy.USE)
-    assert found.money == pytest.approx(5 + 24)
-    assert "policy use: no owner has hours to charge; the shared cost stays on a separate line" in found.notes
+    report = cost.create_report(table(row(usage.UNOWNED, idle=1)), BOOK, ["team"], policy=cost.Policy.USE)
+    assert report.money == pytest.approx(5 + 24)
+    assert "policy use: no owner has hours to charge; the shared cost stays on a separate line" in report.notes
 
 
 def test_the_shipped_book_has_sources_and_dates() -> None:
@@ -159,9 +159,11 @@ def test_the_only_region_of_a_book_prices_pools_that_name_none_and_two_price_nei
         prices.Price("H200", prices.PriceKind.ON_DEMAND, at, region=name) for name, at in (("e", 4.0), ("w", 5.0))
     )
     pools = {"south": prices.PricePool("south", region="s")}
-    one, two = (prices.PriceBook("USD", prices=found, pools=pools) for found in ((east,), (east, west)))
-    assert one.rate("NVIDIA H200", "") == east
-    assert one.rate("NVIDIA H200", "south") is None
+    east_book, two = (
+        prices.PriceBook("USD", prices=book_prices, pools=pools) for book_prices in ((east,), (east, west))
+    )
+    assert east_book.rate("NVIDIA H200", "") == east
+    assert east_book.rate("NVIDIA H200", "south") is None
     assert two.rate("NVIDIA H200", "") is None
 
 
@@ -202,13 +204,13 @@ def test_hours_cost_what_the_book_said_at_their_time() -> None:
         replace(table(row("a", allocated=48), row("b", model="L4", allocated=1)), until=2 * DAY),
         replace(table(row("a", allocated=24), row("b", model="L4", allocated=1)), since=2 * DAY, until=3 * DAY),
     ]
-    found = cost.create_bill_report(cost.price_usage(pieces, book), ["team"])
-    assert {line.names[0]: line.money for line in found.lines} == {"a": 48 * 1 + 24 * 2, "b": 5}
-    assert [(name, price.per_gpu_hour) for name, price in found.rates] == [
+    report = cost.create_bill_report(cost.price_usage(pieces, book), ["team"])
+    assert {line.names[0]: line.money for line in report.lines} == {"a": 48 * 1 + 24 * 2, "b": 5}
+    assert [(name, price.per_gpu_hour) for name, price in report.rates] == [
         ("L4 from 1970-01-03", 5), ("NVIDIA H200", 1), ("NVIDIA H200 from 1970-01-03", 2),
     ]  # fmt: skip
     hole = "1.0 GPU-hours of L4 have no price and are not in any cost"
-    assert found.notes == (f"{hole}; the book has on_demand from 1970-01-03, and these are on_demand",)
+    assert report.notes == (f"{hole}; the book has on_demand from 1970-01-03, and these are on_demand",)
 
 
 def test_a_price_begins_on_a_day_and_not_on_a_word() -> None:
@@ -251,10 +253,14 @@ def test_rows_of_a_book_that_cannot_be_used_are_named_one_by_one() -> None:
         '[[price]]\nmodel="H200"\nper_gpu_hour=-1\n[[price]]\nmodel="A100"\n[[price]]\nmodel="L4"\nkind="rented"\n'
         '[budgets]\nvision="much"\n'
     )
-    found = prices.read_book(text, where="book.toml")
-    assert not found.prices
-    for said in ("price 1 ('H200'): per_gpu_hour of -1", "price 2 ('A100'): per_gpu_hour is missing", "budgets.vision"):
-        assert any(said in problem for problem in found.problems)
+    book = prices.read_book(text, where="book.toml")
+    assert not book.prices
+    for problem_start in (
+        "price 1 ('H200'): per_gpu_hour of -1",
+        "price 2 ('A100'): per_gpu_hour is missing",
+        "budgets.vision",
+    ):
+        assert any(problem_start in problem for problem in book.problems)
     with pytest.raises(PackError, match="not a price book"):
         prices.read_book("not = [", where="book.toml")
     with pytest.raises(PackError, match=r"pue of 0\.2 must be a number of at least 1"):
@@ -262,7 +268,7 @@ def test_rows_of_a_book_that_cannot_be_used_are_named_one_by_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
         ("budgets = 5", "`budgets` must be written as [budgets]"),
         ("[[budgets]]\nteam = 1", "`budgets` must be written as [budgets]"),
@@ -270,10 +276,10 @@ def test_rows_of_a_book_that_cannot_be_used_are_named_one_by_one() -> None:
         ("currency = 5", "currency of 5 must be text"),
     ],
 )
-def test_a_book_that_cannot_be_used_says_why(text: str, said: str) -> None:
+def test_a_book_that_cannot_be_used_says_why(text: str, problem: str) -> None:
     with pytest.raises(PackError) as refused:
         prices.read_book(text, where="book.toml")
-    assert said in str(refused.value)
+    assert problem in str(refused.value)
 
 
 def test_words_of_a_row_that_mean_nothing_and_second_prices_are_named() -> None:
@@ -303,10 +309,10 @@ def test_a_hole_says_what_the_book_has_instead() -> None:
     reserved = prices.Price("H200", prices.PriceKind.RESERVED, 3.0)
     east, west = (prices.Price("H100", prices.PriceKind.ON_DEMAND, 4.0, region=name) for name in ("east", "west"))
     book = prices.PriceBook(prices=(reserved, east, west))
-    found = cost.create_report(
+    report = cost.create_report(
         table(row("a", allocated=1), row("b", model="NVIDIA H100 PCIe", allocated=1)), book, ["team"]
     )
-    assert [note.partition("; ")[2] for note in found.notes] == [
+    assert [note.partition("; ")[2] for note in report.notes] == [
         "the book has on_demand in east, on_demand in west, and these are on_demand",
         "the book has reserved, and these are on_demand",
     ]
@@ -319,21 +325,21 @@ def test_the_run_rate_and_its_interval_judge_a_budget() -> None:
     assert high is not None
     assert low < 100 < high
     assert budgets.forecast_run_rate([10], 10) == (100, None, None)
-    found = budgets.evaluate_teams(
+    team_budgets = budgets.evaluate_teams(
         {"a": [10, 10, 10], "b": [10, 10, 10], "c": [8, 12, 10], "d": [1, 1, 1]},
         {"a": 30, "b": 30, "c": 30, "d": 3},
         {"a": 29, "b": 100, "c": 135, "d": 100},
         days_left=10,
     )
-    assert [(one.team, one.state.value) for one in found] == [
+    assert [(team_budget.team, team_budget.state.value) for team_budget in team_budgets] == [
         ("a", "over"), ("b", "will_be_over"), ("c", "may_be_over"), ("d", "within"),
     ]  # fmt: skip
 
 
 def test_a_fleet_of_half_a_day_has_a_run_rate_too() -> None:
     day = usage.UsageTable(0.0, DAY / 2, FLEET.keys, FLEET.amounts)
-    found = budgets.report_month_budgets(cost.price_usage([day], BOOK), [day], ends=DAY / 2 + 10 * DAY)
-    by_team = {one["team"]: one for one in found["budgets"]}
+    report = budgets.report_month_budgets(cost.price_usage([day], BOOK), [day], ends=DAY / 2 + 10 * DAY)
+    by_team = {team_budget["team"]: team_budget for team_budget in report["budgets"]}
     assert by_team["vision"]["forecast"] == pytest.approx(50 + 10 * 100)
     assert by_team["vision"]["low"] is None
 
@@ -352,19 +358,19 @@ def later(day: usage.UsageTable, at: int) -> usage.UsageTable:
 def test_what_has_no_price_costs_an_unknown_amount_and_its_budget_is_unknown() -> None:
     book = replace(BOOK, budgets={"a": 100.0}, overhead_per_month=0.0)
     day = table(row("a", model="GeForce", allocated=7, wasted=2), row("b", allocated=2))
-    found = cost.report_as_json(cost.create_report(day, book, ["team"]))
-    a, b = sorted(found["lines"], key=lambda line: line["team"])
+    report = cost.report_as_json(cost.create_report(day, book, ["team"]))
+    a, b = sorted(report["lines"], key=lambda line: line["team"])
     assert [a[name] for name in ("money", "direct", "energy", "wasted_money", "shared")] == [None, None, None, None, 0]
-    assert b["money"] == found["money"] == found["total"]["money"] > 0
+    assert b["money"] == report["money"] == report["total"]["money"] > 0
     assert (
         cost.report_as_json(cost.create_report(table(row("a", model="GeForce", allocated=7)), book, ["team"]))["money"]
         is None
     )
-    assert report_files.to_csv(found).splitlines()[2].startswith("a,,,,0,,7,")
-    assert reading.read_answer(answers.CostReport, wire.to_plain(found)).total.money == found["money"]
+    assert report_files.to_csv(report).splitlines()[2].startswith("a,,,,0,,7,")
+    assert reading.read_answer(answers.CostReport, wire.to_plain(report)).total.money == report["money"]
     judged = {
-        one["team"]: one
-        for one in budgets.report_month_budgets(cost.price_usage([day], book), [day], ends=30 * DAY)["budgets"]
+        team_budget["team"]: team_budget
+        for team_budget in budgets.report_month_budgets(cost.price_usage([day], book), [day], ends=30 * DAY)["budgets"]
     }
     assert (judged["a"]["spent"], judged["a"]["forecast"], judged["a"]["state"]) == (None, None, "unknown")
     assert judged["b"]["spent"] > 0
@@ -383,41 +389,48 @@ def test_a_budget_has_spent_what_the_report_of_the_month_says(policy: cost.Polic
         later(table(row("a", allocated=30, used=6), row("b", allocated=10, used=3), row(usage.UNOWNED, idle=10)), 1),
     ]
     report = cost.create_report(month_of(*days), BOOK, ["team"], policy=policy)
-    found = budgets.report_month_budgets(cost.price_usage([month_of(*days)], BOOK, policy=policy), days, ends=2 * DAY)[
-        "budgets"
-    ]
+    team_budgets = budgets.report_month_budgets(
+        cost.price_usage([month_of(*days)], BOOK, policy=policy), days, ends=2 * DAY
+    )["budgets"]
     expected = {line.names[0]: line.money for line in report.lines if usage.UNOWNED not in line.names}
-    assert {one["team"]: one["spent"] for one in found} == pytest.approx(expected)
-    assert {one["team"]: one["forecast"] for one in found} == pytest.approx(expected)
+    assert {team_budget["team"]: team_budget["spent"] for team_budget in team_budgets} == pytest.approx(expected)
+    assert {team_budget["team"]: team_budget["forecast"] for team_budget in team_budgets} == pytest.approx(expected)
 
 
 def test_a_day_that_nobody_saw_tells_nothing_about_others() -> None:
-    seen = table(row("a", allocated=24), row(usage.UNOWNED, idle=24))
-    days = [later(day, at) for at, day in enumerate((seen, table(row(usage.UNOWNED, unknown=48)), seen, seen))]
-    found = budgets.report_month_budgets(cost.price_usage([month_of(*days)], BOOK), days, ends=14 * DAY)["budgets"]
-    assert found[0]["forecast"] == pytest.approx((3 + 10) * 24 * 5)
+    recorded_day = table(row("a", allocated=24), row(usage.UNOWNED, idle=24))
+    days = [
+        later(day, at)
+        for at, day in enumerate((recorded_day, table(row(usage.UNOWNED, unknown=48)), recorded_day, recorded_day))
+    ]
+    team_budgets = budgets.report_month_budgets(cost.price_usage([month_of(*days)], BOOK), days, ends=14 * DAY)[
+        "budgets"
+    ]
+    assert team_budgets[0]["forecast"] == pytest.approx((3 + 10) * 24 * 5)
 
 
 def test_where_no_day_is_whole_a_silent_one_tells_nothing_either() -> None:
     half = table(row("a", allocated=12), row(usage.UNOWNED, idle=12, unknown=24))
     days = [later(day, at) for at, day in enumerate((half, table(row(usage.UNOWNED, unknown=48))))]
-    found = budgets.report_month_budgets(cost.price_usage([month_of(*days)], BOOK), days, ends=3 * DAY)["budgets"]
-    assert found[0]["forecast"] == pytest.approx((12 + 12) * 5)
+    team_budgets = budgets.report_month_budgets(cost.price_usage([month_of(*days)], BOOK), days, ends=3 * DAY)[
+        "budgets"
+    ]
+    assert team_budgets[0]["forecast"] == pytest.approx((12 + 12) * 5)
 
 
 def test_no_overhead_is_claimed_before_records_begin() -> None:
-    found = cost.create_report(replace(FLEET, first=DAY / 2), BOOK, ["team"])
-    assert found.shared["overhead"] == pytest.approx(12)
+    report = cost.create_report(replace(FLEET, first=DAY / 2), BOOK, ["team"])
+    assert report.shared["overhead"] == pytest.approx(12)
 
 
 def test_who_is_not_measured_bears_nothing_by_use_and_that_is_said() -> None:
     rows = (row("a", allocated=4, used=2), row("b", allocated=4, unmeasured=4), row(usage.UNOWNED, idle=8))
-    found = cost.create_report(table(*rows), BOOK, ["team"], policy=cost.Policy.USE)
-    assert {line.names[0]: line.shared for line in found.lines} == pytest.approx({"a": 64, "b": 0, "(nobody)": 0})
-    assert "4.0 allocated GPU-hours are unmeasured and get no share of the shared cost" in found.notes
+    report = cost.create_report(table(*rows), BOOK, ["team"], policy=cost.Policy.USE)
+    assert {line.names[0]: line.shared for line in report.lines} == pytest.approx({"a": 64, "b": 0, "(nobody)": 0})
+    assert "4.0 allocated GPU-hours are unmeasured and get no share of the shared cost" in report.notes
 
 
 def test_the_bill_of_a_fleet_that_is_new_says_for_how_long_it_is() -> None:
     begun = replace(FLEET, first=DAY - 1800)
-    bills = [cost.report_as_json(cost.create_report(one, BOOK, ["team"])) for one in (FLEET, begun)]
+    bills = [cost.report_as_json(cost.create_report(usage_table, BOOK, ["team"])) for usage_table in (FLEET, begun)]
     assert [bill["recorded_hours"] for bill in bills] == [24.0, 0.5]

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tests.accounting.histories import EXPECTED, START, Minute, minute_of, read_usage, told
+from tests.accounting.histories import EXPECTED, START, Minute, engine_of_history, minute_of, read_usage
 from watchkeeper.accounting import ledger, summary, usage, usage_reader
 from watchkeeper.catalogue import mig
 from watchkeeper.kit import clock
@@ -33,29 +33,29 @@ def history() -> list[Minute]:
 
 @pytest.fixture(scope="module")
 def engine() -> embedded.EmbeddedEngine:
-    return told(history())
+    return engine_of_history(history())
 
 
 def by_hand(minutes: list[Minute]) -> dict[str, float]:
-    found = dict.fromkeys(("allocated", "used", "unmeasured", "idle", "lost", "unknown"), 0.0)
+    amounts = dict.fromkeys(("allocated", "used", "unmeasured", "idle", "lost", "unknown"), 0.0)
     for minute in minutes:
         if not minute.is_watched:
-            found["unknown"] += EXPECTED / 60
+            amounts["unknown"] += EXPECTED / 60
             continue
-        found["lost"] += (EXPECTED - len(minute.gpus)) / 60
+        amounts["lost"] += (EXPECTED - len(minute.gpus)) / 60
         for holder, active in minute.gpus:
-            found["idle" if holder is None else "allocated"] += 1 / 60
+            amounts["idle" if holder is None else "allocated"] += 1 / 60
             if holder is not None:
-                found["unmeasured" if active is None else "used"] += (active if active is not None else 1.0) / 60
-    return found
+                amounts["unmeasured" if active is None else "used"] += (active if active is not None else 1.0) / 60
+    return amounts
 
 
 @pytest.mark.slow
 def test_recorded_hours_are_what_counting_finds(engine: embedded.EmbeddedEngine) -> None:
     table = read_usage(engine, None, since=SINCE, until=SINCE + 7200, by_job=True)
-    found, expected = summary.plain_amounts(summary.total(table)), by_hand(history()[:120])
-    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-4)
-    assert found["total"] == pytest.approx(2 * EXPECTED, rel=1e-4)
+    amounts, expected = summary.plain_amounts(summary.total(table)), by_hand(history()[:120])
+    assert {name: amounts[name] for name in expected} == pytest.approx(expected, rel=1e-4)
+    assert amounts["total"] == pytest.approx(2 * EXPECTED, rel=1e-4)
 
 
 @pytest.mark.slow
@@ -87,8 +87,8 @@ def test_jobs_sum_to_teams_and_the_ledger_says_the_same_as_the_engine(
 @pytest.mark.slow
 def test_minutes_stand_in_for_an_hour_that_is_not_recorded_yet(engine: embedded.EmbeddedEngine) -> None:
     table = read_usage(engine, None, since=SINCE + 7200, until=SINCE + 7200 + 180, by_job=True)
-    found, expected = summary.plain_amounts(summary.total(table)), by_hand(history()[120:123])
-    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-4)
+    amounts, expected = summary.plain_amounts(summary.total(table)), by_hand(history()[120:123])
+    assert {name: amounts[name] for name in expected} == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.slow
@@ -97,14 +97,14 @@ def test_a_hub_that_is_killed_between_two_rules_makes_no_hour_longer_or_shorter(
     steady = [Minute((("a1", 0.5), ("b1", 0.5), (None, 0.0)))] * MINUTES
     # After the holders, after what is allocated, in the middle of what is idle, before the last rule; then in the hour.
     minutes = {(at, "usage-minutes"): rules for at, rules in ((7, 4), (20, 9), (33, 16), (51, 22), (122, 10))}
-    engine = told(steady, cut={**minutes, (120, "usage-hours"): 3})
+    engine = engine_of_history(steady, cut={**minutes, (120, "usage-hours"): 3})
     for since, until in ((0, 60), (60, 120), (0, 120), (120, 124)):
         table = read_usage(engine, None, since=SINCE + since * 60, until=SINCE + until * 60, by_job=by_job)
-        found = summary.plain_amounts(summary.total(table))
-        assert found["total"] == pytest.approx(EXPECTED * (until - since) / 60, rel=1e-4)
+        amounts = summary.plain_amounts(summary.total(table))
+        assert amounts["total"] == pytest.approx(EXPECTED * (until - since) / 60, rel=1e-4)
         # What is written of a minute that nobody finished moves the parts by that minute at most.
         unfinished = sum(since <= at < until for at, _ in minutes)
-        assert found["allocated"] == pytest.approx(found["total"] / 2, rel=1e-4, abs=unfinished * 2 / 60)
+        assert amounts["allocated"] == pytest.approx(amounts["total"] / 2, rel=1e-4, abs=unfinished * 2 / 60)
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,8 @@ class Reader:
 
     def value(self, kind: int) -> Any:
         if kind in (5, 6):
-            found = self.varint()
-            return found >> 1 ^ -(found & 1)
+            number = self.varint()
+            return number >> 1 ^ -(number & 1)
         if kind == 8:
             length = self.varint()
             self.at += length
@@ -51,12 +51,12 @@ class Reader:
         return self.struct()
 
     def struct(self) -> dict[int, Any]:
-        found, number = {}, 0
+        fields, number = {}, 0
         while head := self.content[self.at]:
             self.at, number = self.at + 1, number + (head >> 4)
-            found[number] = self.value(head & 15)
+            fields[number] = self.value(head & 15)
         self.at += 1
-        return found
+        return fields
 
 
 def read(file: bytes) -> list[dict[str, Any]]:
@@ -78,13 +78,13 @@ def read(file: bytes) -> list[dict[str, Any]]:
 def _plain(content: bytes, kind: int, count: int) -> list[Any]:
     if kind == parquet.DOUBLE:
         return list(struct.unpack(f"<{count}d", content))
-    found, at = [], 0
+    cells, at = [], 0
     for _ in range(count):
         length = struct.unpack_from("<I", content, at)[0]
-        found.append(content[at + 4 : at + 4 + length].decode())
+        cells.append(content[at + 4 : at + 4 + length].decode())
         at += 4 + length
     assert at == len(content)
-    return found
+    return cells
 
 
 def test_rows_come_back_as_they_were() -> None:
@@ -121,10 +121,10 @@ def test_another_reader_finds_every_value_and_type(tmp_path: Path) -> None:
     odd = [{"team": "\0 \" ' 😀" * 9000, "money": number, "hours": -0.0} for number in (5e-324, 1e308, float("-inf"))]
     (tmp_path / "a.parquet").write_bytes(parquet.encode_table([*ROWS, *odd], example_row=ROWS[0]))
     (tmp_path / "empty.parquet").write_bytes(parquet.encode_table([], example_row=ROWS[0]))
-    found, empty = (pyarrow.parquet.read_table(tmp_path / name) for name in ("a.parquet", "empty.parquet"))
-    assert found.to_pylist() == [*ROWS, *odd]
-    assert found.schema == empty.schema
-    assert [(one.name, str(one.type)) for one in found.schema] == [
+    written, empty = (pyarrow.parquet.read_table(tmp_path / name) for name in ("a.parquet", "empty.parquet"))
+    assert written.to_pylist() == [*ROWS, *odd]
+    assert written.schema == empty.schema
+    assert [(column.name, str(column.type)) for column in written.schema] == [
         ("team", "string"),
         ("money", "double"),
         ("hours", "double"),

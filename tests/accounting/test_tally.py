@@ -49,14 +49,14 @@ def totals(engine: embedded.EmbeddedEngine, since: float, until: float) -> usage
 
 @examples(40)
 @given(hours)
-def test_every_hour_since_the_first_is_accounted_for(found: dict[int, tuple[float, float, int]]) -> None:
-    amounts = totals(engine_of(found), DAY, DAY + 31 * HOUR)
+def test_every_hour_since_the_first_is_accounted_for(slots_by_hour: dict[int, tuple[float, float, int]]) -> None:
+    amounts = totals(engine_of(slots_by_hour), DAY, DAY + 31 * HOUR)
     last, expected = 0.0, 0.0
-    for hour in range(min(found), 31):
-        if hour in found:
-            last = found[hour][0] + found[hour][1]
+    for hour in range(min(slots_by_hour), 31):
+        if hour in slots_by_hour:
+            last = slots_by_hour[hour][0] + slots_by_hour[hour][1]
         # What was not seen of the very first hour lies before the records.
-        minutes = found[hour][2] if hour == min(found) > 0 else 60
+        minutes = slots_by_hour[hour][2] if hour == min(slots_by_hour) > 0 else 60
         expected += last * (1 if minutes >= 48 else minutes / 60)
     assert usage.total(amounts) == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
@@ -66,16 +66,16 @@ def test_every_hour_since_the_first_is_accounted_for(found: dict[int, tuple[floa
 @given(hours, st.lists(st.integers(0, 31 * 60), min_size=1, max_size=4, unique=True).map(sorted), st.floats(0, 3599))
 @example({0: (0.0, 0.0, 1), 8: (0.0, 0.0, 1), 1: (0.0, 1.0, 1)}, [521], 2461.0)
 def test_windows_that_tile_a_time_sum_to_it(
-    found: dict[int, tuple[float, float, int]], cuts: list[int], offset: float
+    slots_by_hour: dict[int, tuple[float, float, int]], cuts: list[int], offset: float
 ) -> None:
-    whole_hours = {hour: (held, idle, 60) for hour, (held, idle, _) in found.items()}
+    whole_hours = {hour: (held, idle, 60) for hour, (held, idle, _) in slots_by_hour.items()}
     engine = engine_of(whole_hours, offset=offset)
     edges = [DAY, *(DAY + cut * 60 for cut in cuts if 0 < cut < 31 * 60), DAY + 31 * HOUR]
     pieces = [totals(engine, since, until) for since, until in itertools.pairwise(edges)]
     whole = totals(engine, edges[0], edges[-1])
     apart = np.abs(np.sum(pieces, axis=0) - whole)
     # A cut may leave so little of a gap on one of its sides that it looks like the jitter of clocks.
-    most_gpus = max(held + idle for held, idle, _ in found.values())
+    most_gpus = max(held + idle for held, idle, _ in slots_by_hour.values())
     tolerance = (len(pieces) - 1) * most_gpus * MIN_GAP_SECONDS / HOUR
     assert apart[usage.UNKNOWN] <= tolerance + 1e-6 * (1 + whole[usage.UNKNOWN])
     assert np.delete(apart, usage.UNKNOWN) == pytest.approx(0.0, abs=1e-6 * (1 + float(whole.max())))
@@ -125,8 +125,8 @@ def hours_of_a_day(day: float, rows: int = 24) -> recorded_hours.RecordedHours:
 def test_a_ledger_gives_back_any_window(tmp_path_factory: pytest.TempPathFactory, first: int, length: int) -> None:
     kept = ledger.UsageLedger(tmp_path_factory.mktemp("ledger"))
     for day in range(3):
-        found = hours_of_a_day(DAY + day * 86_400)
-        kept.write_day(DAY + day * 86_400, found, found)
+        day_hours = hours_of_a_day(DAY + day * 86_400)
+        kept.write_day(DAY + day * 86_400, day_hours, day_hours)
     last = min(first + length, 72)
     table = read_usage(empty_engine(), kept, since=DAY + first * HOUR, until=DAY + last * HOUR, by_job=False)
     assert usage.total(summary.total(table)) == pytest.approx(8.0 * (last - first), rel=1e-6)
@@ -139,18 +139,18 @@ def test_a_ledger_gives_back_any_window(tmp_path_factory: pytest.TempPathFactory
 @given(hours, st.integers(1, 31), st.sampled_from([0.4, 1500.0]))
 def test_a_ledger_that_lags_behind_changes_no_total(
     tmp_path_factory: pytest.TempPathFactory,
-    found: dict[int, tuple[float, float, int]],
+    slots_by_hour: dict[int, tuple[float, float, int]],
     kept_hours: int,
     offset: float,
 ) -> None:
-    engine, kept = engine_of(found, offset=offset), ledger.UsageLedger(tmp_path_factory.mktemp("ledger"))
+    engine, kept = engine_of(slots_by_hour, offset=offset), ledger.UsageLedger(tmp_path_factory.mktemp("ledger"))
     for day in (DAY, DAY + 86_400):
-        known = recorded_hours.read_hours(engine, day, min(day + 86_400, DAY + kept_hours * HOUR), by_job=False)
-        if len(known.starts):
-            kept.write_day(day, known, known)
+        recorded = recorded_hours.read_hours(engine, day, min(day + 86_400, DAY + kept_hours * HOUR), by_job=False)
+        if len(recorded.starts):
+            kept.write_day(day, recorded, recorded)
     window = {"since": DAY - HOUR, "until": DAY + 32 * HOUR, "by_job": False}
-    one, other = (summary.total(read_usage(engine, source, **window)) for source in (None, kept))
-    assert other == pytest.approx(one, rel=1e-5, abs=1e-5)
+    from_engine, other = (summary.total(read_usage(engine, source, **window)) for source in (None, kept))
+    assert other == pytest.approx(from_engine, rel=1e-5, abs=1e-5)
 
 
 def test_a_day_is_never_replaced_by_one_with_fewer_hours(tmp_path: Path) -> None:
@@ -196,16 +196,16 @@ def test_a_bill_that_is_cut_by_prices_has_the_hours_of_the_whole_time() -> None:
     assert usage.total(summary.total(usage.join_tables(pieces))) == pytest.approx(
         usage.total(totals(engine, cuts[0], cuts[-1]))
     )
-    said = [note for note in usage.join_tables(pieces).notes if "records start" in note]
-    assert [note.partition("; ")[2] for note in said] == ["the 3.0 hours before are excluded"]
+    start_notes = [note for note in usage.join_tables(pieces).notes if "records start" in note]
+    assert [note.partition("; ")[2] for note in start_notes] == ["the 3.0 hours before are excluded"]
 
 
 def test_a_day_on_which_a_cluster_was_silent_is_unknown_and_not_empty(tmp_path: Path) -> None:
     kept = ledger.UsageLedger(tmp_path)
     kept.write_day(DAY, hours_of_a_day(DAY, rows=12), hours_of_a_day(DAY, rows=12))
     silent, later = DAY + 86_400, DAY + 9 * 86_400
-    found = read_usage(empty_engine(), kept, since=silent, until=silent + 86_400, by_job=True)
-    assert summary.total(found)[usage.UNKNOWN] == usage.total(summary.total(found)) == pytest.approx(24 * 8)
+    usage_table = read_usage(empty_engine(), kept, since=silent, until=silent + 86_400, by_job=True)
+    assert summary.total(usage_table)[usage.UNKNOWN] == usage.total(summary.total(usage_table)) == pytest.approx(24 * 8)
     # Whoever is away for longer than a week is gone.
     assert not read_usage(empty_engine(), kept, since=later, until=later + 86_400, by_job=True).keys
 

@@ -33,26 +33,26 @@ def test_cover_is_what_counting_each_second_finds(at: list[int], length: int, si
         newest = max((start for start in at if start <= second), default=None)
         if newest is not None and second < newest + length:
             counted[newest] += 1
-    found = time_ranges.cover(np.array(at, dtype=float), length, since=since, until=since + seconds) * length
-    assert found == pytest.approx([counted[start] for start in at])
+    covered = time_ranges.cover(np.array(at, dtype=float), length, since=since, until=since + seconds) * length
+    assert covered == pytest.approx([counted[start] for start in at])
 
 
 @pytest.mark.parametrize(("day", "hours"), [("2026-03-29", 23), ("2026-10-25", 25), ("2026-11-15", 24)])
 def test_a_day_ends_at_its_zones_midnight_also_when_clocks_change(day: str, hours: int) -> None:
     noon = datetime.fromisoformat(f"{day}T12:00:00").replace(tzinfo=BERLIN).timestamp()
-    found = {
+    hours_by_day = {
         name: (end - start) / 3600
         for name, start, end in time_ranges.split_days(noon - 36 * 3600, noon + 36 * 3600, BERLIN)
     }
-    assert found[day] == hours
+    assert hours_by_day[day] == hours
 
 
 @given(st.integers(0, 2_000_000_000), st.integers(1, 40 * 86_400))
 def test_days_of_a_zone_tile_the_window(since: int, seconds: int) -> None:
-    found = [(start, end) for _, start, end in time_ranges.split_days(since, since + seconds, BERLIN)]
-    assert found[0][0] == since
-    assert found[-1][1] == since + seconds
-    assert all(before[1] == after[0] for before, after in itertools.pairwise(found))
+    ranges = [(start, end) for _, start, end in time_ranges.split_days(since, since + seconds, BERLIN)]
+    assert ranges[0][0] == since
+    assert ranges[-1][1] == since + seconds
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(ranges))
 
 
 def test_a_month_begins_and_ends_at_midnight_of_its_zone() -> None:

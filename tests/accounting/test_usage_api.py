@@ -94,7 +94,7 @@ def run(site: Site, command: Any, *arguments: str) -> Result:
     return CliRunner().invoke(command, [*arguments, "--hub", site.url])
 
 
-def asked(site: Site, command: Any, *arguments: str) -> dict[str, Any]:
+def run_json(site: Site, command: Any, *arguments: str) -> dict[str, Any]:
     result = run(site, command, *arguments, "--json")
     assert result.exit_code in (0, 1), result.output
     answer: dict[str, Any] = json.loads(result.output)
@@ -103,8 +103,8 @@ def asked(site: Site, command: Any, *arguments: str) -> dict[str, Any]:
 
 def test_usage_is_answered_by_team_and_by_job_alike(site: Site) -> None:
     window = ("--from", "-2d")
-    teams = asked(site, usage.command, *window)
-    jobs = asked(site, usage.command, *window, "--by", "job")
+    teams = run_json(site, usage.command, *window)
+    jobs = run_json(site, usage.command, *window, "--by", "job")
     # The minutes since the last full hour are not recorded yet, and so unknown.
     assert teams["total"]["total"] == pytest.approx((7 + 2 / 7) * 48, rel=1e-4)
     assert jobs["total"] == pytest.approx(teams["total"])
@@ -112,9 +112,9 @@ def test_usage_is_answered_by_team_and_by_job_alike(site: Site) -> None:
 
 
 def test_cost_drills_down_to_jobs_that_sum_to_the_team(site: Site) -> None:
-    teams = asked(site, cost.command, "report", "--from", "-1d", "--policy", "allocation")
-    behind = asked(site, cost.command, "report", "--from", "-1d", "--policy", "allocation", "--of", "team=vision")
-    assert behind["money"] == pytest.approx(next(one["money"] for one in teams["lines"] if one["team"] == "vision"))
+    teams = run_json(site, cost.command, "report", "--from", "-1d", "--policy", "allocation")
+    behind = run_json(site, cost.command, "report", "--from", "-1d", "--policy", "allocation", "--of", "team=vision")
+    assert behind["money"] == pytest.approx(next(line["money"] for line in teams["lines"] if line["team"] == "vision"))
     assert behind["waste"][0]["job"] == "vision/vision-1"
 
 
@@ -127,10 +127,10 @@ def test_energy_of_rented_gpus_is_in_their_price_and_no_column_of_nought(site: S
 
 
 def test_a_year_names_no_job_that_wastes_and_says_so(site: Site) -> None:
-    year = asked(site, cost.command, "report", "--from", "-1y")
+    year = run_json(site, cost.command, "report", "--from", "-1y")
     assert year["waste"] == []
     assert "allocated, idle GPUs are listed for at most 35 days" in year["notes"]
-    assert asked(site, cost.command, "report", "--from", "-4w")["waste"]
+    assert run_json(site, cost.command, "report", "--from", "-4w")["waste"]
 
 
 def test_a_budget_that_is_over_is_trouble(site: Site) -> None:
@@ -146,22 +146,22 @@ def test_a_hub_charges_each_hour_what_the_book_said_then(site: Site) -> None:
     window = ("--from", "2026-02-10", "--to", "2026-02-12")
     try:
         book.write_text(dearer + BOOK)
-        found = asked(site, cost.command, "report", *window)
-        spent = {one["team"]: one["spent"] for one in asked(site, cost.command, "budget")["budgets"]}
+        report = run_json(site, cost.command, "report", *window)
+        spent = {line["team"]: line["spent"] for line in run_json(site, cost.command, "budget")["budgets"]}
     finally:
         book.write_text(BOOK)
-    assert found["lines"][0]["money"] == pytest.approx(24 * 6 * 2 + 24 * 6 * 3)
-    hours = asked(site, usage.command, "--from", "2026-02-01", "--to", "2026-02-11")["lines"][0]["allocated"]
-    later = asked(site, usage.command, "--from", "2026-02-11", "--to", "2026-02-13")["lines"][0]["allocated"]
+    assert report["lines"][0]["money"] == pytest.approx(24 * 6 * 2 + 24 * 6 * 3)
+    hours = run_json(site, usage.command, "--from", "2026-02-01", "--to", "2026-02-11")["lines"][0]["allocated"]
+    later = run_json(site, usage.command, "--from", "2026-02-11", "--to", "2026-02-13")["lines"][0]["allocated"]
     assert spent["vision"] == pytest.approx(hours * 2 + later * 3)
 
 
 @pytest.mark.parametrize("policy", ["none", "allocation"])
 def test_a_budget_its_statement_and_the_report_of_the_month_agree(site: Site, tmp_path: Path, policy: str) -> None:
-    report = asked(site, cost.command, "report", "--from", "2026-02-01", "--policy", policy)["lines"]
-    budgets = asked(site, cost.command, "budget", "--policy", policy)["budgets"]
+    report = run_json(site, cost.command, "report", "--from", "2026-02-01", "--policy", policy)["lines"]
+    budgets = run_json(site, cost.command, "budget", "--policy", policy)["budgets"]
     money = {line["team"]: line["money"] for line in report if line["team"] != "(nobody)"}
-    assert {one["team"]: one["spent"] for one in budgets} == pytest.approx(money)
+    assert {line["team"]: line["spent"] for line in budgets} == pytest.approx(money)
     result = run(site, cost.command, "statement", "--policy", policy, "-o", str(tmp_path))
     for team, spent in money.items():
         assert f"2026-02-{team}.html: {spent:,.2f} USD" in result.output
@@ -176,15 +176,15 @@ def test_statements_come_from_a_hub_with_the_budget_on_them(site: Site, tmp_path
 
 
 def test_what_teams_have_in_common_is_read_once_for_all_their_statements(site: Site, tmp_path: Path) -> None:
-    asked = []
+    requests = []
     for teams in (("vision",), ("vision", "speech")):
         before = site.hub.engine.questions  # type: ignore[attr-defined]
         chosen = [word for team in teams for word in ("--team", team)]
         result = run(site, cost.command, "statement", *chosen, "-o", str(tmp_path / str(len(teams))))
         assert result.exit_code == 0, result.output
         assert len(list((tmp_path / str(len(teams))).iterdir())) == len(teams)
-        asked.append(site.hub.engine.questions - before)  # type: ignore[attr-defined]
-    assert asked[1] == asked[0] > 0
+        requests.append(site.hub.engine.questions - before)  # type: ignore[attr-defined]
+    assert requests[1] == requests[0] > 0
 
 
 def test_a_team_that_the_hub_does_not_know_has_no_statement(site: Site, tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_team_that_the_hub_does_not_know_has_no_statement(site: Site, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "problem"),
     [
         ("/api/usage?by=colour", "no dimension `colour`"),
         ("/api/usage?from=5&to=4", "must be before"),
@@ -209,7 +209,7 @@ def test_a_team_that_the_hub_does_not_know_has_no_statement(site: Site, tmp_path
         ("/api/usage?by=team,user,job,node,pool", "the limit is 4"),
     ],
 )
-def test_questions_that_cannot_be_answered_say_why(site: Site, path: str, said: str) -> None:
+def test_questions_that_cannot_be_answered_say_why(site: Site, path: str, problem: str) -> None:
     reply = site.ask(path)
     assert reply.status == 400
-    assert said in reply.json["error"]
+    assert problem in reply.json["error"]

@@ -29,7 +29,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(command, [str(one) for one in arguments])
+    return CliRunner().invoke(command, [str(argument) for argument in arguments])
 
 
 def answered(*arguments: object) -> dict[str, Any]:
@@ -49,9 +49,9 @@ def test_the_documented_shape_is_answered(table: Path) -> None:
 
 
 def test_a_table_of_two_columns_needs_no_names_and_a_capacity_gives_the_sentence(table: Path) -> None:
-    said = run("forecast", "--csv", table, "--capacity", 70, "--horizon", "1d").output
-    assert said.startswith("Full on 2026-01-22 ")
-    assert "80 % interval" in said.splitlines()[0]
+    output = run("forecast", "--csv", table, "--capacity", 70, "--horizon", "1d").output
+    assert output.startswith("Full on 2026-01-22 ")
+    assert "80 % interval" in output.splitlines()[0]
 
 
 def test_a_table_of_many_columns_needs_the_name_of_one(tmp_path: Path) -> None:
@@ -94,8 +94,8 @@ def test_a_file_that_is_no_table_is_one_clear_line(
     (tmp_path / "demand.csv").write_bytes(content)
     with pytest.raises(SystemExit) as left:
         main.main(["capacity", "forecast", "--csv", str(tmp_path / "demand.csv"), "--value-column", "x"])
-    told = capsys.readouterr().err
-    assert (left.value.code, words in told, told.count("\n")) == (code, True, 1)
+    log = capsys.readouterr().err
+    assert (left.value.code, words in log, log.count("\n")) == (code, True, 1)
 
 
 def test_what_is_left_out_of_a_table_is_in_the_answer_and_on_the_screen(table: Path) -> None:
@@ -107,9 +107,9 @@ def test_what_is_left_out_of_a_table_is_in_the_answer_and_on_the_screen(table: P
     assert answer["rows"] == {"rows": 504, "used": 502, "left_out": 2}
     assert answer["problems"]["counts"] == {"negative demand": 1, "no value": 1}
     assert answer["history"]["gaps"] == 2
-    said = run("forecast", "--csv", table, "--horizon", "1d").output
-    assert "502 of 504 rows are used." in said
-    assert f"{table}:41: no value: 'n/a'" in said
+    output = run("forecast", "--csv", table, "--horizon", "1d").output
+    assert "502 of 504 rows are used." in output
+    assert f"{table}:41: no value: 'n/a'" in output
 
 
 def test_capacity_now_of_tables_holds_what_still_runs_and_says_what_found_no_place(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_capacity_now_of_tables_counts_what_ran_at_their_end(tmp_path: Path) -> 
     (tmp_path / "jobs.csv").write_text(JOBS)
     answer = answered("now", "--nodes", tmp_path / "nodes.csv", "--jobs", tmp_path / "jobs.csv")
     assert answer["standing"]["gpus"] == 16
-    assert [(one["gpus"], one["waiting"], one["longest_seconds"]) for one in answer["waits"]] == [
+    assert [(wait["gpus"], wait["waiting"], wait["longest_seconds"]) for wait in answer["waits"]] == [
         *((1, 0, None), (6, 0, None), (8, 1, 990.0)),
     ]
     assert run("now", "--nodes", tmp_path / "nodes.csv").exit_code == 2

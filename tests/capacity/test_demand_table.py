@@ -26,7 +26,7 @@ def read(rows: list[list[str]], *, header: str = "time,gpus", between: str = ","
 
 
 @pytest.mark.parametrize(
-    ("cell", "said"),
+    ("cell", "problem"),
     [
         ("n/a", "no value: 'n/a'"),
         ("", "no value"),
@@ -39,17 +39,17 @@ def read(rows: list[list[str]], *, header: str = "time,gpus", between: str = ","
         ("1e308", "value too large: 1e+308; the limit is 1e+15"),
     ],
 )
-def test_a_cell_without_a_usable_value_is_named_by_its_line_and_left_out(cell: str, said: str) -> None:
+def test_a_cell_without_a_usable_value_is_named_by_its_line_and_left_out(cell: str, problem: str) -> None:
     rows = hours(48)
     rows[10][1] = cell
-    found = read(rows)
-    assert found.problems.lines() == [f"d.csv:12: {said}"]
-    assert found.counts == {"rows": 48, "used": 47, "left_out": 1}
-    assert math.isnan(demand.regular_series(found.points).values[10])
+    demand_read = read(rows)
+    assert demand_read.problems.lines() == [f"d.csv:12: {problem}"]
+    assert demand_read.counts == {"rows": 48, "used": 47, "left_out": 1}
+    assert math.isnan(demand.regular_series(demand_read.points).values[10])
 
 
 @pytest.mark.parametrize(
-    ("cell", "said"),
+    ("cell", "problem"),
     [
         ("", "no time"),
         ("1970-01-01", "time far from all others: 1970-01-01T00:00:00+00:00"),
@@ -58,20 +58,20 @@ def test_a_cell_without_a_usable_value_is_named_by_its_line_and_left_out(cell: s
         ("9999-12-31", "unreadable cell: '9999-12-31' is not a time such as 2026-01-31 09:00:00 or 1769850000"),
     ],
 )
-def test_a_time_that_cannot_be_is_named_by_its_line_and_does_not_stretch_the_series(cell: str, said: str) -> None:
+def test_a_time_that_cannot_be_is_named_by_its_line_and_does_not_stretch_the_series(cell: str, problem: str) -> None:
     rows = hours(21 * 24)
     rows[300][0] = cell
-    found = read(rows)
-    assert found.problems.lines() == [f"d.csv:302: {said}"]
-    assert len(demand.regular_series(found.points)) == 21 * 24
+    demand_read = read(rows)
+    assert demand_read.problems.lines() == [f"d.csv:302: {problem}"]
+    assert len(demand.regular_series(demand_read.points)) == 21 * 24
 
 
 @pytest.mark.parametrize("per_second", [1, 1000, 10**6, 10**9])
 def test_times_may_count_seconds_or_thousandths_of_them_down_to_nanoseconds(per_second: int) -> None:
     began = int(START.timestamp())
-    found = read([[str((began + 3600 * hour) * per_second), "5"] for hour in range(48)])
-    assert demand.regular_series(found.points).start_seconds == began
-    assert demand.regular_series(found.points).step_seconds == 3600
+    demand_read = read([[str((began + 3600 * hour) * per_second), "5"] for hour in range(48)])
+    assert demand.regular_series(demand_read.points).start_seconds == began
+    assert demand.regular_series(demand_read.points).step_seconds == 3600
 
 
 @pytest.mark.parametrize(
@@ -91,13 +91,13 @@ def test_headers_and_separators_are_read_as_spreadsheets_write_them(header: str,
 def test_rows_out_of_order_and_repeated_times_are_used_and_noted_with_their_lines() -> None:
     rows = hours(48)
     doubled = [*rows[:20], *([at, "999"] for at, _ in rows[15:20]), *rows[20:]]
-    found = read(doubled)
-    assert found.notes == (
+    demand_read = read(doubled)
+    assert demand_read.notes == (
         "rows earlier than the row before them: 1, first on line 22; they are sorted",
         "rows with a duplicate time: 5, first on lines 22, 23, 24; the mean of such rows is used",
     )
-    assert demand.regular_series(found.points).values[15] == (55 + 999) / 2
-    assert found.counts["left_out"] == 0
+    assert demand.regular_series(demand_read.points).values[15] == (55 + 999) / 2
+    assert demand_read.counts["left_out"] == 0
 
 
 def test_of_rows_of_one_time_the_last_is_the_last_of_the_table() -> None:
@@ -109,9 +109,9 @@ def test_times_with_offsets_run_on_through_a_change_of_the_clock() -> None:
     berlin = ZoneInfo("Europe/Berlin")
     began = datetime(2026, 10, 20, tzinfo=UTC)
     rows = [[(began + timedelta(hours=hour)).astimezone(berlin).isoformat(), "5"] for hour in range(240)]
-    found = read(rows)
-    assert found.notes == ()
-    assert len(demand.regular_series(found.points)) == 240
+    demand_read = read(rows)
+    assert demand_read.notes == ()
+    assert len(demand.regular_series(demand_read.points)) == 240
 
 
 def test_the_hour_that_a_wall_clock_shows_twice_is_noted_and_the_one_it_skips_is_a_gap() -> None:
@@ -122,8 +122,10 @@ def test_the_hour_that_a_wall_clock_shows_twice_is_noted_and_the_one_it_skips_is
     ):
         began = datetime(2026, month, 15, tzinfo=UTC)
         shown = [(began + timedelta(hours=hour)).astimezone(berlin) for hour in range(504)]
-        found = read([[f"{at:%Y-%m-%d %H:%M:%S}", "5"] for at in shown])
-        assert any(note.startswith(text) for note in (*found.notes, *demand.regular_series(found.points).notes))
+        demand_read = read([[f"{at:%Y-%m-%d %H:%M:%S}", "5"] for at in shown])
+        assert any(
+            note.startswith(text) for note in (*demand_read.notes, *demand.regular_series(demand_read.points).notes)
+        )
 
 
 def test_times_without_a_zone_among_others_and_times_to_come_are_noted() -> None:
@@ -157,24 +159,24 @@ def test_a_table_that_cannot_be_used_is_refused_with_what_is_wrong_with_it(text:
 def test_a_quotation_mark_that_is_never_closed_is_named_by_the_line_where_it_stands() -> None:
     rows = hours(48)
     rows[10][0] = f'"{rows[10][0]}'
-    found = read(rows)
-    said = "wrong number of cells: 1 of 2, up to line 49: check for a missing quotation mark"
-    assert found.problems.lines() == [f"d.csv:12: {said}"]
-    assert found.counts["used"] == 10
+    demand_read = read(rows)
+    problem = "wrong number of cells: 1 of 2, up to line 49: check for a missing quotation mark"
+    assert demand_read.problems.lines() == [f"d.csv:12: {problem}"]
+    assert demand_read.counts["used"] == 10
 
 
 def test_a_line_that_was_torn_is_named_and_the_others_count() -> None:
     rows = hours(48)
     rows[10][1] += "\0\0"
-    found = read(rows)
-    assert found.problems.lines() == ["d.csv:12: zero byte"]
-    assert found.counts == {"rows": 48, "used": 47, "left_out": 1}
+    demand_read = read(rows)
+    assert demand_read.problems.lines() == ["d.csv:12: zero byte"]
+    assert demand_read.counts == {"rows": 48, "used": 47, "left_out": 1}
 
 
 def test_a_table_that_was_written_twice_is_not_twice_the_demand() -> None:
-    found = read([*hours(48), *hours(48)])
-    assert found.counts == {"rows": 96, "used": 48, "left_out": 48}
-    assert found.problems.lines()[0] == "d.csv:50: duplicate row"
+    demand_read = read([*hours(48), *hours(48)])
+    assert demand_read.counts == {"rows": 96, "used": 48, "left_out": 48}
+    assert demand_read.problems.lines()[0] == "d.csv:50: duplicate row"
     groups = [[*row, group] for row in hours(48) for group in "ab"]
     assert read(groups, header="time,gpus,group").counts["used"] == 96
 

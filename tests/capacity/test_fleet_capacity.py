@@ -16,9 +16,9 @@ H100, L40S = "NVIDIA H100 80GB HBM3", "NVIDIA L40S"
 
 
 def test_eight_free_gpus_on_eight_nodes_start_no_job_of_eight() -> None:
-    found = fleet_capacity.summarise_capacity([NodeCapacity(f"n{at}", 8, 7) for at in range(8)])
-    assert (found.free_gpus, found.allocated_gpus, found.stranded_share) == (8, 56, 1.0)
-    assert [(room.gpus, room.jobs, room.stranded_gpus) for room in found.shapes] == [
+    capacity = fleet_capacity.summarise_capacity([NodeCapacity(f"n{at}", 8, 7) for at in range(8)])
+    assert (capacity.free_gpus, capacity.allocated_gpus, capacity.stranded_share) == (8, 56, 1.0)
+    assert [(room.gpus, room.jobs, room.stranded_gpus) for room in capacity.shapes] == [
         (1, 8, 0),
         (2, 0, 8),
         (4, 0, 8),
@@ -27,22 +27,22 @@ def test_eight_free_gpus_on_eight_nodes_start_no_job_of_eight() -> None:
 
 
 def test_a_node_out_of_service_has_nothing_free_and_is_named() -> None:
-    found = fleet_capacity.summarise_capacity(
+    capacity = fleet_capacity.summarise_capacity(
         [NodeCapacity("n1", 8, 0, is_in_service=False, unavailable_reason="drained"), NodeCapacity("n2", 8, 0)]
     )
-    assert (found.gpus, found.in_service_gpus, found.free_gpus) == (16, 8, 8)
-    assert found.out_of_service == (("n1", 8, "drained"),)
+    assert (capacity.gpus, capacity.in_service_gpus, capacity.free_gpus) == (16, 8, 8)
+    assert capacity.out_of_service == (("n1", 8, "drained"),)
 
 
 def test_a_gpu_that_a_scheduler_cannot_give_is_out_of_service_and_not_gone() -> None:
-    found = fleet_capacity.summarise_capacity([NodeCapacity("n1", 8, 5, lost=1), NodeCapacity("n2", 8, 8)])
-    assert (found.gpus, found.in_service_gpus, found.allocated_gpus, found.free_gpus) == (16, 15, 13, 2)
-    assert found.out_of_service == (("n1", 1, fleet_capacity.LOST),)
+    capacity = fleet_capacity.summarise_capacity([NodeCapacity("n1", 8, 5, lost=1), NodeCapacity("n2", 8, 8)])
+    assert (capacity.gpus, capacity.in_service_gpus, capacity.allocated_gpus, capacity.free_gpus) == (16, 15, 13, 2)
+    assert capacity.out_of_service == (("n1", 1, fleet_capacity.LOST),)
 
 
 def test_a_job_that_waits_counts_where_nobody_says_since_when() -> None:
-    (found,) = fleet_capacity.queue_waits([WaitingRequest(8, None, None), WaitingRequest(8, 40.0, None)], now=100.0)
-    assert (found.waiting, found.longest_seconds, found.started) == (2, 60.0, 0)
+    (wait,) = fleet_capacity.queue_waits([WaitingRequest(8, None, None), WaitingRequest(8, 40.0, None)], now=100.0)
+    assert (wait.waiting, wait.longest_seconds, wait.started) == (2, 60.0, 0)
 
 
 @given(st.lists(st.integers(0, 16), max_size=30), st.integers(1, 16))
@@ -54,14 +54,14 @@ def test_usable_and_stranded_gpus_are_all_that_are_free(free: list[int], shape: 
 
 
 def test_waits_are_told_by_shape_for_those_who_wait_and_those_who_started() -> None:
-    asks = [
+    requests = [
         WaitingRequest(8, 0.0, None),
         WaitingRequest(8, 50.0, None),
         WaitingRequest(8, 0.0, 40.0),
         WaitingRequest(1, 0.0, 2.0),
     ]
-    one, eight = fleet_capacity.queue_waits(asks, now=100.0)
-    assert (one.waiting, one.longest_seconds, one.p50_seconds) == (0, None, 2.0)
+    single, eight = fleet_capacity.queue_waits(requests, now=100.0)
+    assert (single.waiting, single.longest_seconds, single.p50_seconds) == (0, None, 2.0)
     assert (eight.waiting, eight.longest_seconds, eight.started, eight.p95_seconds) == (2, 100.0, 1, 40.0)
 
 
@@ -70,10 +70,10 @@ def test_a_table_of_jobs_gives_the_same_picture_at_a_time() -> None:
         RecordedJob("a", 0.0, 100.0, GpuRequest(6000), started=0.0),
         RecordedJob("b", 10.0, 100.0, GpuRequest(4000), started=None),
     ]
-    found = fleet_capacity.capacity_from_tables([FleetNode("n1", 8)], jobs, at=50.0)
-    assert [(node.gpus, node.allocated) for node in found.nodes] == [(8, 6)]
-    assert found.requests == [WaitingRequest(6, 0.0, 0.0), WaitingRequest(4, 10.0, None)]
-    assert not found.unplaced
+    recorded = fleet_capacity.capacity_from_tables([FleetNode("n1", 8)], jobs, at=50.0)
+    assert [(node.gpus, node.allocated) for node in recorded.nodes] == [(8, 6)]
+    assert recorded.requests == [WaitingRequest(6, 0.0, 0.0), WaitingRequest(4, 10.0, None)]
+    assert not recorded.unplaced
 
 
 RIGHTSIZED = [
@@ -113,9 +113,9 @@ RIGHTSIZED = [
 
 @pytest.mark.parametrize(("use", "fit", "profile"), RIGHTSIZED)
 def test_what_would_do_follows_from_what_was_used(use: WorkloadUse, fit: RightsizingAction, profile: str) -> None:
-    found = rightsizing.advise(use)
-    assert (found.fit, found.profile) == (fit, profile)
-    assert found.why
+    advised = rightsizing.advise(use)
+    assert (advised.fit, advised.profile) == (fit, profile)
+    assert advised.why
 
 
 def test_what_a_slice_would_save_is_a_part_of_a_gpu() -> None:
@@ -132,8 +132,8 @@ def test_workloads_that_fit_into_slices_share_as_few_gpus_as_a_gpu_can_be_cut_in
 
 
 def test_advice_says_what_could_be_had_without_a_new_gpu() -> None:
-    found = fleet_capacity.summarise_capacity([NodeCapacity(f"n{at}", 8, 6) for at in range(8)])
-    [piece] = advice.advise_on_capacity(found, ())
+    capacity = fleet_capacity.summarise_capacity([NodeCapacity(f"n{at}", 8, 6) for at in range(8)])
+    [piece] = advice.advise_on_capacity(capacity, ())
     assert (piece.action, piece.gpus) == ("defragment", 16)
     assert advice.advise_on_capacity(fleet_capacity.summarise_capacity([]), ()) == []
 
@@ -149,9 +149,9 @@ def test_slices_share_a_gpu_where_they_can_lie_beside_each_other() -> None:
 
 
 def test_a_gpu_of_four_slices_is_cut_into_quarters() -> None:
-    found = rightsizing.advise(WorkloadUse("small", 1, "NVIDIA A30", 0.1, 0.18, 4_000, 24_576))
-    assert (found.profile, found.saves_gpus) == ("1g.6gb", 0.75)
-    assert "1/4 of the SMs" in found.why
+    advised = rightsizing.advise(WorkloadUse("small", 1, "NVIDIA A30", 0.1, 0.18, 4_000, 24_576))
+    assert (advised.profile, advised.saves_gpus) == ("1g.6gb", 0.75)
+    assert "1/4 of the SMs" in advised.why
 
 
 @pytest.mark.parametrize("model", ["NVIDIA GB300", "NVIDIA L40S", ""])

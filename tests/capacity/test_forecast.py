@@ -167,43 +167,43 @@ def test_intervals_hold_about_80_percent_of_what_comes() -> None:
 def test_the_back_test_of_the_past_knows_nothing_of_the_future() -> None:
     values = seasons(4 * 168)
     scale = SeasonLengths.of(HOUR)
-    one, other = (
+    original, other = (
         backtest.run_backtest(hourly(past), 24, scale) for past in (values, np.append(values[:-24], np.full(24, 1e6)))
     )
-    same = one.origins <= len(values) - 24
-    np.testing.assert_array_equal(one.paths[same], other.paths[same])
+    same = original.origins <= len(values) - 24
+    np.testing.assert_array_equal(original.paths[same], other.paths[same])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hours", [24, 168])
 def test_the_reported_error_is_what_asking_again_and_again_would_have_shown(hours: int) -> None:
     values = seasons(25 * 24, noise=25.0)
-    told = forecast.forecast(hourly(values), hours * HOUR).backtest
-    assert told.since_seconds is not None
-    assert told.covers_horizon
-    since = int(told.since_seconds / HOUR)
+    result = forecast.forecast(hourly(values), hours * HOUR).backtest
+    assert result.since_seconds is not None
+    assert result.covers_horizon
+    since = int(result.since_seconds / HOUR)
     origins = range(since, len(values) - hours + 1, 12)
     made = np.array([forecast.forecast(hourly(values[:at]), hours * HOUR).mean for at in origins])
     day = np.array([repeat_last(values[:at], 24, hours) for at in origins])
     actual = np.array([values[at : at + hours] for at in origins])
-    assert told.origins == len(origins)
-    assert told.wape == pytest.approx(missed(made, actual))
-    assert told.naive_day_wape == pytest.approx(missed(day, actual))
+    assert result.origins == len(origins)
+    assert result.wape == pytest.approx(missed(made, actual))
+    assert result.naive_day_wape == pytest.approx(missed(day, actual))
 
 
 def test_forecasts_that_had_little_to_learn_from_are_not_judged() -> None:
     random = np.random.default_rng(2)
     values = np.append(random.uniform(0, 1000, 10 * 24), np.full(20 * 24, 64.0))
-    told = forecast.forecast(hourly(values), DAY).backtest
-    assert told.since_seconds is not None
-    assert told.since_seconds >= 15 * DAY
-    assert told.wape is not None
-    assert told.wape < 0.2
+    result = forecast.forecast(hourly(values), DAY).backtest
+    assert result.since_seconds is not None
+    assert result.since_seconds >= 15 * DAY
+    assert result.wape is not None
+    assert result.wape < 0.2
 
 
 def test_forecasts_before_a_week_was_seen_twice_are_not_judged_where_others_are() -> None:
-    told = forecast.forecast(hourly(seasons(16 * 24)), DAY).backtest
-    assert (told.since_seconds, told.origins, told.covers_horizon) == (14 * DAY, 3, True)
+    result = forecast.forecast(hourly(seasons(16 * 24)), DAY).backtest
+    assert (result.since_seconds, result.origins, result.covers_horizon) == (14 * DAY, 3, True)
 
 
 def test_a_horizon_that_no_past_forecast_reached_is_judged_in_part_and_said() -> None:
@@ -357,7 +357,7 @@ def rolled_beside_naive(own_is_off_by: float) -> tuple[backtest.RolledForecasts,
     origins, steps = np.arange(72, 72 + 12 * 12, 12), 24
     actual = np.full((len(origins), steps), 10.0)
     actual[origins + steps > origins[-1]] = np.nan
-    paths = np.stack([np.full((len(origins), steps), said) for said in (12.0, 14.0)], axis=1)
+    paths = np.stack([np.full((len(origins), steps), value) for value in (12.0, 14.0)], axis=1)
     edges, scale = np.array([0, steps]), SeasonLengths.of(HOUR)
     rolled = backtest.RolledForecasts(
         (NAIVE_DAY, NAIVE_WEEK),

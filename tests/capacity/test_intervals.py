@@ -37,8 +37,8 @@ def widths(missed: Floats) -> tuple[float, float]:
 
 def test_sizes_that_follow_one_power_stay_as_they_are() -> None:
     centres = np.array([2.0, 10.0, 50.0])
-    found = intervals.fit_power_law(centres, 3 * centres**0.3, windows=np.array([20.0, 8.0, 1.5]))
-    np.testing.assert_allclose(found, 3 * centres**0.3)
+    fitted = intervals.fit_power_law(centres, 3 * centres**0.3, windows=np.array([20.0, 8.0, 1.5]))
+    np.testing.assert_allclose(fitted, 3 * centres**0.3)
 
 
 def test_a_size_of_few_windows_is_drawn_further_towards_the_law_than_one_of_many() -> None:
@@ -90,8 +90,10 @@ def test_a_correction_knows_nothing_of_outcomes_that_are_still_to_come() -> None
     missed, now = residuals(), int(ORIGINS[30])
     other = missed.copy()
     other[ORIGINS[:, None] + np.arange(1, STEPS + 1) > now] = 1e6
-    one, two = (intervals.ForecastResiduals.of(values, ORIGINS, rolled()).offsets(now) for values in (missed, other))
-    np.testing.assert_array_equal(one, two)
+    missed_offsets, two = (
+        intervals.ForecastResiduals.of(values, ORIGINS, rolled()).offsets(now) for values in (missed, other)
+    )
+    np.testing.assert_array_equal(missed_offsets, two)
 
 
 def test_without_any_outcome_an_interval_is_as_wide_as_a_random_walk_goes() -> None:

@@ -110,8 +110,8 @@ def brute_starts(jobs: list[RecordedJob], nodes: list[FleetNode], policy: QueueP
     for second in range(400):
         came = [at for at, job in enumerate(jobs) if job.submitted == second and fresh[job.shape]]
         while True:
-            ended = [one for one in running if one[0] <= second]
-            running = [one for one in running if one[0] > second]
+            ended = [job_end for job_end in running if job_end[0] <= second]
+            running = [job_end for job_end in running if job_end[0] > second]
             for _, held in ended:
                 world.give_back(held)
             waiting += came
@@ -150,8 +150,8 @@ def test_gpu_hours_are_neither_lost_nor_made_and_never_more_than_there_are(
 ) -> None:
     nodes, jobs = fleet(drawn_nodes), recorded(drawn_jobs)
     outcome = replay(jobs, nodes, policy=policy)
-    asked = sum(job.seconds * job.shape.gpus for at, job in enumerate(jobs) if at not in outcome.never_fits)
-    assert outcome.gpu_seconds(0, 1000) == pytest.approx(asked)
+    requested = sum(job.seconds * job.shape.gpus for at, job in enumerate(jobs) if at not in outcome.never_fits)
+    assert outcome.gpu_seconds(0, 1000) == pytest.approx(requested)
     assert not len(outcome.used_gpus) or outcome.used_gpus.max() <= outcome.gpus
     assert not len(outcome.used_gpus) or outcome.used_gpus[-1] == 0
     assert np.isnan(outcome.starts).sum() == len(outcome.never_fits)

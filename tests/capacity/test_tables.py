@@ -29,17 +29,17 @@ SACCT = """JobID|Submit|Start|End|AllocTRES|State|
 """
 
 
-def read_demand(text: str, **told: str) -> tuple[demand.DemandSeries, table.Problems]:
-    columns = demand_table.DemandColumns("time", "gpus", {}, **told)
-    found = demand_table.read_points(text, columns, where="d.csv", now=4e9)
-    return demand.regular_series(found.points, combine=columns.combine), found.problems
+def read_demand(text: str, **options: str) -> tuple[demand.DemandSeries, table.Problems]:
+    columns = demand_table.DemandColumns("time", "gpus", {}, **options)
+    read = demand_table.read_points(text, columns, where="d.csv", now=4e9)
+    return demand.regular_series(read.points, combine=columns.combine), read.problems
 
 
 def test_what_sacct_prints_becomes_jobs_and_every_odd_line_is_named() -> None:
-    found = jobs.read_jobs(SACCT, where="s.txt")
-    assert [(job.id, job.shape.gpus) for job in found.jobs] == [("17", 8.0), ("18", 4.0)]
-    assert found.jobs[1].is_cut_off
-    assert found.counts == {
+    records = jobs.read_jobs(SACCT, where="s.txt")
+    assert [(job.id, job.shape.gpus) for job in records.jobs] == [("17", 8.0), ("18", 4.0)]
+    assert records.jobs[1].is_cut_off
+    assert records.counts == {
         "rows": 9,
         "jobs": 2,
         "steps_skipped": 1,
@@ -47,20 +47,20 @@ def test_what_sacct_prints_becomes_jobs_and_every_odd_line_is_named() -> None:
         "without_gpus": 1,
         "left_out": 5,
     }
-    assert found.problems.counts == {
+    assert records.problems.counts == {
         "wrong number of cells": 1,
         "bad time": 1,
         "never ran": 1,
         "negative duration": 1,
         "duplicate job id": 1,
     }
-    assert "s.txt:7: duplicate job id: 17: the first row is used" in found.problems.lines()
+    assert "s.txt:7: duplicate job id: 17: the first row is used" in records.problems.lines()
 
 
 def test_a_job_that_waits_asks_for_what_it_requested() -> None:
     text = "JobID|Submit|Start|End|AllocTRES|ReqTRES\n1|0|0|60|gres/gpu=2|gres/gpu=1\n2|5|Unknown|Unknown||gres/gpu=8\n"
-    found = jobs.read_jobs(text, where="s.txt")
-    assert [(job.id, job.shape.gpus) for job in (*found.jobs, *found.waiting)] == [("1", 2.0), ("2", 8.0)]
+    records = jobs.read_jobs(text, where="s.txt")
+    assert [(job.id, job.shape.gpus) for job in (*records.jobs, *records.waiting)] == [("1", 2.0), ("2", 8.0)]
 
 
 def test_each_run_of_a_requeued_job_is_replayed() -> None:
@@ -68,10 +68,10 @@ def test_each_run_of_a_requeued_job_is_replayed() -> None:
         f"7|{submit}|{start}|{end}|gres/gpu=2\n"
         for submit, start, end in ((0, 10, 60), (60, 100, 200), (60, 100, 200), (60, 150, 250))
     )
-    found = jobs.read_jobs(text, where="s.txt")
-    assert [(job.id, job.submitted, job.seconds) for job in found.jobs] == [("7", 0, 50), ("7 run 2", 60, 100)]
-    assert found.counts["further_runs"] == 1
-    assert found.problems.counts == {"duplicate job id": 2}
+    records = jobs.read_jobs(text, where="s.txt")
+    assert [(job.id, job.submitted, job.seconds) for job in records.jobs] == [("7", 0, 50), ("7 run 2", 60, 100)]
+    assert records.counts["further_runs"] == 1
+    assert records.problems.counts == {"duplicate job id": 2}
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,9 @@ def test_each_run_of_a_requeued_job_is_replayed() -> None:
 )
 def test_a_slice_of_slurm_is_a_part_of_a_gpu(tres: str, shape: GpuRequest) -> None:
     text = f"JobID|Submit|Start|End|AllocTRES\n1|0|0|60|{tres}\n2|0|0|60|gres/shard=2\n"
-    found = jobs.read_jobs(text, where="s.txt")
-    assert [job.shape for job in found.jobs] == [shape]
-    assert found.counts["shares_of_unknown_size"] == 1
+    records = jobs.read_jobs(text, where="s.txt")
+    assert [job.shape for job in records.jobs] == [shape]
+    assert records.counts["shares_of_unknown_size"] == 1
 
 
 def test_a_row_whose_times_cannot_be_does_not_make_the_record_longer() -> None:
@@ -96,27 +96,27 @@ def test_a_row_whose_times_cannot_be_does_not_make_the_record_longer() -> None:
         "c,8,2026-11-01T01:00Z,2026-11-01T10:00Z,2026-11-01T20:00Z",
         "d,8,2026-12-01T00:00Z,2026-11-01T10:00Z,2026-11-01T20:00Z",
     )
-    found = jobs.read_jobs("\n".join(["id,gpus,submitted,started,ended", *rows]), where="j.csv")
-    assert (found.until - found.since, [job.id for job in found.jobs]) == (20 * 3600, ["a", "c"])
-    assert found.problems.lines() == [
+    records = jobs.read_jobs("\n".join(["id,gpus,submitted,started,ended", *rows]), where="j.csv")
+    assert (records.until - records.since, [job.id for job in records.jobs]) == (20 * 3600, ["a", "c"])
+    assert records.problems.lines() == [
         "j.csv:3: bad time: 1970-01-01T00:00:00+00:00 is 57 years from the other times",
         "j.csv:5: negative duration: it starts before it was submitted",
     ]
 
 
 def test_a_job_stands_twice_also_in_a_table_whose_columns_are_told() -> None:
-    told = {"submitted": "began", "gpus": "gpus", "ended": "over"}
-    found = jobs.read_jobs("id,gpus,began,over\n7,1,0,60\n7,1,60,90\n", where="j.csv", columns=told)
-    assert found.problems.lines() == ["j.csv:3: duplicate job id: 7: the first row is used"]
+    columns = {"submitted": "began", "gpus": "gpus", "ended": "over"}
+    records = jobs.read_jobs("id,gpus,began,over\n7,1,0,60\n7,1,60,90\n", where="j.csv", columns=columns)
+    assert records.problems.lines() == ["j.csv:3: duplicate job id: 7: the first row is used"]
 
 
 def test_a_table_that_nobody_knows_is_read_by_the_columns_that_are_told() -> None:
     text = "came,cards,ran\n100,2,50\n0,1,10\n"
     with pytest.raises(CollectError, match="--column submitted="):
         jobs.read_jobs(text, where="j.csv")
-    told = {"submitted": "came", "gpus": "cards", "seconds": "ran"}
-    found = jobs.read_jobs(text, where="j.csv", columns=told).jobs
-    assert [(job.submitted, job.seconds, job.shape.gpus) for job in found] == [(0, 10, 1), (100, 50, 2)]
+    columns = {"submitted": "came", "gpus": "cards", "seconds": "ran"}
+    records = jobs.read_jobs(text, where="j.csv", columns=columns).jobs
+    assert [(job.submitted, job.seconds, job.shape.gpus) for job in records] == [(0, 10, 1), (100, 50, 2)]
 
 
 @pytest.mark.parametrize(
@@ -217,10 +217,10 @@ def test_a_regular_series_has_the_mean_of_what_was_measured(points: list[tuple[f
 @given(st.text(max_size=300))
 def test_no_text_breaks_the_reader(text: str) -> None:
     try:
-        found = table.read_table(text, where="x", problems=table.Problems("x"))
+        csv_table = table.read_table(text, where="x", problems=table.Problems("x"))
     except CollectError:
         return
-    assert all(set(row.cells) == set(found.columns) for row in found.rows)
+    assert all(set(row.cells) == set(csv_table.columns) for row in csv_table.rows)
 
 
 def test_nodes_come_with_model_and_rack_and_without_those_that_have_no_gpu() -> None:
@@ -236,5 +236,5 @@ def test_nodes_come_with_model_and_rack_and_without_those_that_have_no_gpu() -> 
     [("alibaba2025_dlrm_instances.csv", "alibaba instances", 7386), ("alibaba2023_pods.csv", "alibaba pods", 6203)],
 )
 def test_public_traces_are_recognised(name: str, layout: str, count: int) -> None:
-    found = jobs.read_jobs((TRACES / name).read_text(), where=name)
-    assert (found.layout, len(found.jobs)) == (layout, count)
+    records = jobs.read_jobs((TRACES / name).read_text(), where=name)
+    assert (records.layout, len(records.jobs)) == (layout, count)

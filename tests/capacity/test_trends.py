@@ -27,10 +27,10 @@ def test_a_month_ahead_goes_on_as_the_months_before(weekly: float, weeks: int) -
     for seed in range(3):
         values = fleet(np.random.default_rng(seed), weeks * WEEK + MONTH, weekly=weekly)
         past, coming = values[:-MONTH], values[-MONTH:]
-        found = forecast.forecast(demand.DemandSeries(0.0, HOUR, past), MONTH * HOUR)
-        followed.append((found.mean[-WEEK:].mean() - past[-WEEK:].mean()) / (4 * weekly))
-        held.append(np.mean((coming >= found.low) & (coming <= found.high)))
-        assert any("a week is extrapolated" in note for note in found.notes)
+        made = forecast.forecast(demand.DemandSeries(0.0, HOUR, past), MONTH * HOUR)
+        followed.append((made.mean[-WEEK:].mean() - past[-WEEK:].mean()) / (4 * weekly))
+        held.append(np.mean((coming >= made.low) & (coming <= made.high)))
+        assert any("a week is extrapolated" in note for note in made.notes)
     assert 0.6 < np.mean(followed) < 1.3
     assert np.mean(held) > 0.5
 
@@ -55,8 +55,8 @@ def test_growth_that_has_stopped_is_none() -> None:
 def test_a_week_of_a_fleet_that_grows_is_no_saw() -> None:
     at = np.arange(6 * WEEK + DAY)
     values = 100 + 60 * at / WEEK + 20 * np.sin(2 * np.pi * at / DAY)
-    found = forecast.forecast(demand.DemandSeries(0.0, HOUR, values[:-DAY]), DAY * HOUR)
-    assert found.mean == pytest.approx(values[-DAY:], abs=2)
+    made = forecast.forecast(demand.DemandSeries(0.0, HOUR, values[:-DAY]), DAY * HOUR)
+    assert made.mean == pytest.approx(values[-DAY:], abs=2)
 
 
 def test_too_few_days_have_no_trend() -> None:

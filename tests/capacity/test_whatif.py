@@ -79,29 +79,29 @@ def test_gpus_are_added_in_nodes_like_the_others_and_taken_from_the_end() -> Non
 
 def test_the_smallest_addition_that_keeps_a_wait_is_found() -> None:
     recorded = jobs.read_jobs(BUSY, where="j.csv").jobs
-    found = whatif.find_smallest_addition(recorded, FLEET, target_seconds=30.0)
-    assert found.add_gpus is not None
+    addition = whatif.find_smallest_addition(recorded, FLEET, target_seconds=30.0)
+    assert addition.add_gpus is not None
     waits = [
         compared(BUSY, whatif.FleetChange(add_gpus=gpus))["after"]["wait"]["p95"]
-        for gpus in (found.add_gpus - 8, found.add_gpus)
+        for gpus in (addition.add_gpus - 8, addition.add_gpus)
     ]
     assert waits[1] <= 30 < waits[0]
-    assert (found.p95_seconds, found.days_kept) == (waits[1], 1.0)
+    assert (addition.p95_seconds, addition.days_kept) == (waits[1], 1.0)
 
 
 def test_a_wait_that_no_fleet_can_keep_is_said() -> None:
     text = HEADER + "".join(f"j{at},32,0,0,100\n" for at in range(40))
-    found = whatif.find_smallest_addition(jobs.read_jobs(text, where="j").jobs, FLEET, target_seconds=1.0)
-    assert (found.add_gpus, found.days_kept) == (None, None)
+    addition = whatif.find_smallest_addition(jobs.read_jobs(text, where="j").jobs, FLEET, target_seconds=1.0)
+    assert (addition.add_gpus, addition.days_kept) == (None, None)
 
 
 def test_the_command_says_the_answer_first_and_counts_what_it_left_out(tmp_path: Path) -> None:
     table = tmp_path / "jobs.csv"
     table.write_text(BUSY + "bad,8,oops,0,10\n")
     arguments = ["whatif", "--jobs", str(table), "--gpus", "32", "--add", "32"]
-    said = CliRunner().invoke(command, arguments).output.splitlines()
-    assert said[0].startswith("With 32 GPUs added: p95 wait ")
-    assert "Dropped: 1 × bad time." in said
+    lines = CliRunner().invoke(command, arguments).output.splitlines()
+    assert lines[0].startswith("With 32 GPUs added: p95 wait ")
+    assert "Dropped: 1 × bad time." in lines
     answer = json.loads(CliRunner().invoke(command, [*arguments, "--json"]).output)
     assert answer["jobs"] == {"rows": 13, "jobs": 12, "left_out": 1}
 
@@ -119,9 +119,9 @@ def test_a_lost_rack_is_said_and_so_are_models_that_no_node_has(tmp_path: Path) 
     )
     (tmp_path / "nodes.csv").write_text("name,gpus,model,rack\na,8,H200,R1\nb,8,H200,R2\n")
     tables = ["--jobs", str(tmp_path / "jobs.csv"), "--nodes", str(tmp_path / "nodes.csv")]
-    asked = ["whatif", *tables, "--remove-rack", "R1"]
-    assert CliRunner().invoke(command, asked).output.startswith("With rack R1 removed: p95 wait 0s → ")
-    answer = json.loads(CliRunner().invoke(command, [*asked, "--json"]).output)
+    arguments = ["whatif", *tables, "--remove-rack", "R1"]
+    assert CliRunner().invoke(command, arguments).output.startswith("With rack R1 removed: p95 wait 0s → ")
+    answer = json.loads(CliRunner().invoke(command, [*arguments, "--json"]).output)
     assert (answer["unknown_models"], answer["after"]["gpus"]) == ({"Z9": 1}, 8)
 
 

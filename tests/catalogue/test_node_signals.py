@@ -28,5 +28,5 @@ CONDITION, TAINT, LABEL = SignalKind.CONDITION, SignalKind.TAINT, SignalKind.LAB
     ],
 )
 def test_what_a_signal_means(kind: SignalKind, name: str, value: str, meaning: Meaning | None) -> None:
-    found = find_signal(kind, name, value)
-    assert (found.means if found is not None else None) is meaning
+    signal = find_signal(kind, name, value)
+    assert (signal.means if signal is not None else None) is meaning

@@ -38,8 +38,8 @@ def test_a_code_points_at_its_cause(code: int, cause: str, severity: str, settle
 
 
 def test_every_cause_of_a_code_is_a_shipped_one() -> None:
-    known = {row.cause for row in causes.all_causes()}
-    assert {row.cause for row in xid.all_codes()} <= known
+    cause_ids = {row.cause for row in causes.all_causes()}
+    assert {row.cause for row in xid.all_codes()} <= cause_ids
 
 
 def test_nothing_is_said_about_applications_for_codes_without_current_hardware() -> None:

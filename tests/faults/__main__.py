@@ -57,9 +57,9 @@ class Progress:
 
     def _say(self) -> None:
         while not self._over.wait(PROGRESS_SECONDS):
-            found = Outcome.newest
-            if found is not None:
-                at, problems = found.rounds, f"; {'; '.join(found.problems)}" if found.problems else ""
+            outcome = Outcome.newest
+            if outcome is not None:
+                at, problems = outcome.rounds, f"; {'; '.join(outcome.problems)}" if outcome.problems else ""
                 passed = time.monotonic() - self._begun
                 sys.stderr.write(f"{self._fault.name}: round {at} of {self._rounds} after {passed:.0f} s{problems}\n")
 
@@ -71,36 +71,38 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="repeat a run")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="some faults: " + ", ".join(f.name for f in FAULTS))
     parser.add_argument("--rounds", type=int, help="so many of each instead")
-    asked = parser.parse_args()
-    if unknown := set(asked.only or ()) - {fault.name for fault in FAULTS}:
+    options = parser.parse_args()
+    if unknown := set(options.only or ()) - {fault.name for fault in FAULTS}:
         parser.error(f"there is no fault {', '.join(sorted(unknown))}; there are {', '.join(f.name for f in FAULTS)}")
-    chosen = [fault for fault in FAULTS if asked.only is None or fault.name in asked.only]
-    if asked.rounds:
-        chosen = [dataclasses.replace(fault, short=asked.rounds, long=asked.rounds) for fault in chosen]
-    found = []
+    chosen = [fault for fault in FAULTS if options.only is None or fault.name in options.only]
+    if options.rounds:
+        chosen = [dataclasses.replace(fault, short=options.rounds, long=options.rounds) for fault in chosen]
+    outcomes = []
     for fault in chosen:
-        with tempfile.TemporaryDirectory(prefix="faults-") as folder, Progress(fault, _rounds(fault, asked.long)):
-            found.append(run(fault, Path(folder), seed=asked.seed, is_long=asked.long))
-        for problem in found[-1].problems:
+        with tempfile.TemporaryDirectory(prefix="faults-") as folder, Progress(fault, _rounds(fault, options.long)):
+            outcomes.append(run(fault, Path(folder), seed=options.seed, is_long=options.long))
+        for problem in outcomes[-1].problems:
             sys.stderr.write(f"{fault.name}: {problem}\n")
-    if asked.json:
-        sys.stdout.write(json.dumps([dataclasses.asdict(one) for one in found], indent=2) + "\n")
+    if options.json:
+        sys.stdout.write(json.dumps([dataclasses.asdict(outcome) for outcome in outcomes], indent=2) + "\n")
     else:
-        sys.stdout.write(table(found))
-    return int(any(one.problems for one in found))
+        sys.stdout.write(table(outcomes))
+    return int(any(outcome.problems for outcome in outcomes))
 
 
 def _rounds(fault: Fault, is_long: bool) -> int:
     return fault.long if is_long else fault.short
 
 
-def table(found: list[Outcome]) -> str:
+def table(outcomes: list[Outcome]) -> str:
     """What came of a run, as the page about reliability has it."""
     rows = ["| Fault | Seed | Rounds | Seconds | What happened | Found |", "|---|---|---|---|---|---|"]
-    for one in found:
-        happened = ", ".join(f"{count:,} {name}" for name, count in one.counts.items())
-        verdict = "nothing lost" if not one.problems else f"{len(one.problems)} problems"
-        rows.append(f"| {one.name} | {one.seed} | {one.rounds} | {one.seconds:,.0f} | {happened} | {verdict} |")
+    for outcome in outcomes:
+        happened = ", ".join(f"{count:,} {name}" for name, count in outcome.counts.items())
+        verdict = "nothing lost" if not outcome.problems else f"{len(outcome.problems)} problems"
+        rows.append(
+            f"| {outcome.name} | {outcome.seed} | {outcome.rounds} | {outcome.seconds:,.0f} | {happened} | {verdict} |"
+        )
     machine = f"{os.cpu_count()} cores, load {os.getloadavg()[1]:.0f}, Python {platform.python_version()}"
     return "\n".join(rows) + f"\n\n{datetime.now(UTC):%Y-%m-%d}, {machine}\n"
 

@@ -118,16 +118,16 @@ class Remote(World):
 
 def await_well(made: World) -> None:
     """Return when nothing is degraded any more; AssertionError with what still is."""
-    said: list[str] = []
+    degraded: list[str] = []
 
     def is_well() -> bool:
-        said[:] = made.get("/api/status")["degraded"]
-        return not said
+        degraded[:] = made.get("/api/status")["degraded"]
+        return not degraded
 
     try:
         until(is_well, "nothing is degraded any more", within_seconds=WELL_SECONDS)
     except AssertionError as error:
-        raise AssertionError(f"{error}: {said}") from error
+        raise AssertionError(f"{error}: {degraded}") from error
 
 
 def reads(made: World) -> bool:

@@ -26,13 +26,15 @@ def clock_jumps(folder: Path, outcome: Outcome, rng: random.Random, *, rounds: i
         until(lambda: reads(made), "the fleet is read")
         for outcome.rounds in range(1, rounds + 1):
             ledger.look()
-            known = len(ledger.incidents)
+            incident_count = len(ledger.incidents)
             put_forward_and_back(made, shim, ledger, outcome=outcome, rng=rng)
             put_back_for_a_moment(made, shim)
             stop(made, shim, ledger)
             ledger.check(outcome)
             nodes = len({event["place"]["node"] for event in ledger.events})
-            outcome.check(len(ledger.incidents) <= known + nodes, f"{len(ledger.incidents)} incidents: a storm")
+            outcome.check(
+                len(ledger.incidents) <= incident_count + nodes, f"{len(ledger.incidents)} incidents: a storm"
+            )
         outcome.counts |= {"jumps": 4 * outcome.rounds, "stops": outcome.rounds, "acknowledged": ledger.acknowledged}
 
 
@@ -85,12 +87,13 @@ def stop(made: World, shim: Shim, ledger: Ledger) -> None:
 def opens_incident(made: World, ledger: Ledger) -> None:
     """An event of a node without an incident opens one at once."""
     ledger.look()
-    busy = {one["place"]["node"] for one in made.get("/api/incidents?open=1&limit=1000")["incidents"]}
+    busy = {incident["place"]["node"] for incident in made.get("/api/incidents?open=1&limit=1000")["incidents"]}
     free = [f"gpu-r01-{number:02}" for number in range(1, NODES + 1) if f"gpu-r01-{number:02}" not in busy]
     if free:
         ledger.report(free[0])
         is_open = lambda: any(  # noqa: E731
-            one["place"]["node"] == free[0] for one in made.get("/api/incidents?open=1&limit=1000")["incidents"]
+            incident["place"]["node"] == free[0]
+            for incident in made.get("/api/incidents?open=1&limit=1000")["incidents"]
         )
         until(is_open, "an incident opens", within_seconds=SEES_AGAIN_SECONDS)
 

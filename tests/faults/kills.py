@@ -53,21 +53,21 @@ def break_some(made: World, broken: Counter[str]) -> None:
     faults. Alerts do not end in the first half minute of a hub, nor incidents in the first after them, so some hubs
     have to live for that long.
     """
-    found = until(lambda: well(made), f"{AT_ONCE} nodes are well")
-    nodes = sorted(found, key=lambda node: broken[node])[:AT_ONCE]
+    free_nodes = until(lambda: well(made), f"{AT_ONCE} nodes are well")
+    nodes = sorted(free_nodes, key=lambda node: broken[node])[:AT_ONCE]
     for node in nodes:
         made.inject("xid-79", node)
         broken[node] += 1
-    planned = lambda: {one["node"]["node"] for one in made.get("/api/repairs")["repairs"]}  # noqa: E731
+    planned = lambda: {repair["node"]["node"] for repair in made.get("/api/repairs")["repairs"]}  # noqa: E731
     until(lambda: planned().issuperset(nodes), f"the faults of {nodes} wait for a yes")
 
 
 def well(made: World) -> list[str]:
     """Nodes that have no open incident but those of the ledger's own events; none where these are too few to break."""
     opened = made.get("/api/incidents?limit=1000")["incidents"]
-    ill = {one["place"].get("node") for one in opened if one["cause"] != REPORTED_CAUSE}
-    found = sorted({f"gpu-r01-{number:02}" for number in range(1, NODES + 1)} - ill)
-    return found if len(found) >= AT_ONCE else []
+    ill = {incident["place"].get("node") for incident in opened if incident["cause"] != REPORTED_CAUSE}
+    free = sorted({f"gpu-r01-{number:02}" for number in range(1, NODES + 1)} - ill)
+    return free if len(free) >= AT_ONCE else []
 
 
 def finish(made: World, ledger: Ledger, outcome: Outcome, *, broken: Counter[str]) -> None:
@@ -79,14 +79,14 @@ def finish(made: World, ledger: Ledger, outcome: Outcome, *, broken: Counter[str
     texts = [entry["body"].get("text", "") for entry in made.get("/api/repairs/log?limit=10000")["entries"]]
     reboots = Counter(node for node in broken for text in texts if f"rebooting {node}" in text)
     outcome.check(reboots <= broken, f"a machine was rebooted twice for one fault: {reboots} for {broken}")
-    left = [one["place"] for one in ask(f"{made.simulator}/faults")]
+    left = [fault["place"] for fault in ask(f"{made.simulator}/faults")]
     outcome.check(not left, f"repairs are over, and faults are left: {left}")
     ledger.check_samples(outcome, hours=KEPT_HOURS)
     ledger.check_storm(outcome, broken)
     made.stop()
     line = [*WATCHKEEPER, "store", "verify", "--data", str(made.data)]
-    said = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
-    outcome.check(said.returncode == 0, f"store verify: {said.stdout}{said.stderr}")
+    result = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    outcome.check(result.returncode == 0, f"store verify: {result.stdout}{result.stderr}")
     outcome.counts |= {"acknowledged": ledger.acknowledged, "repairs": len(ledger.approved), "reboots": reboots.total()}
 
 
@@ -95,5 +95,5 @@ def all_over(made: World) -> bool:
 
 
 def under_way(made: World) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = made.get("/api/repairs?all=1")["repairs"]
-    return [one for one in found if one["state"] not in ("done", "failed", "rolled_back", "rejected")]
+    repairs: list[dict[str, Any]] = made.get("/api/repairs?all=1")["repairs"]
+    return [repair for repair in repairs if repair["state"] not in ("done", "failed", "rolled_back", "rejected")]

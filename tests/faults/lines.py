@@ -50,8 +50,8 @@ def agent_behind_a_bad_line(folder: Path, outcome: Outcome, rng: random.Random, 
 def agent(folder: Path, port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     line = [*WATCHKEEPER, "agent", "--hub", f"http://127.0.0.1:{port}", "--no-gpus", "--listen", "none"]
     line += ["--kernel-log", str(log), "--spool", str(folder / "spool"), "--cluster", "sim", "--node", "gpu-r01-01"]
-    with (folder / "agent.log").open("ab") as said:
-        child = subprocess.Popen(line, stdout=said, stderr=said)
+    with (folder / "agent.log").open("ab") as log_file:
+        child = subprocess.Popen(line, stdout=log_file, stderr=log_file)
     try:
         yield child
     finally:
@@ -73,5 +73,5 @@ def say(log: Path, rng: random.Random) -> int:
 
 def taken(made: World) -> int:
     with urllib.request.urlopen(f"{made.url}/metrics", timeout=10) as answer:
-        found = TAKEN.search(answer.read().decode())
-    return int(found[1]) if found else 0
+        match = TAKEN.search(answer.read().decode())
+    return int(match[1]) if match else 0

@@ -54,10 +54,10 @@ class Forked:
 
 class Nursery:
     def __init__(self, log: Path, environment: Mapping[str, str] | None) -> None:
-        with log.open("ab") as said:
+        with log.open("ab") as log_file:
             line = [sys.executable, "-m", "tests.faults.hub"]
             pipe = subprocess.PIPE
-            self._parent = subprocess.Popen(line, stdin=pipe, stdout=pipe, stderr=said, env=environment, text=True)
+            self._parent = subprocess.Popen(line, stdin=pipe, stdout=pipe, stderr=log_file, env=environment, text=True)
 
     def bear(self, arguments: Sequence[str]) -> Forked:
         assert self._parent.stdin is not None

@@ -84,10 +84,10 @@ def ask(url: str, body: Any = None, *, method: str | None = None, headers: Mappi
             return json.loads(answer.read() or b"{}")
     except urllib.error.HTTPError as error:
         with error:
-            said = error.read().decode(errors="replace")[:300]
+            error_text = error.read().decode(errors="replace")[:300]
         if error.code in (429, 503):
-            raise Away(said) from error
-        raise Refused(f"{url} answered {error.code}: {said}") from error
+            raise Away(error_text) from error
+        raise Refused(f"{url} answered {error.code}: {error_text}") from error
     except (OSError, HTTPException, ValueError) as error:
         raise Away(str(error)) from error
 
@@ -260,38 +260,40 @@ class Ledger:
         self.ended_silences.append(id)
 
     def _note(self) -> None:
-        if known := sorted(self.incidents):
-            id, text = self.rng.choice(known), f"note {self.tried}"
+        if incidents := sorted(self.incidents):
+            id, text = self.rng.choice(incidents), f"note {self.tried}"
             ask(f"{self.world.url}/api/incidents/{id}/note", {"text": text})
             self.notes.append((id, text))
 
     def _approve(self) -> None:
-        planned = [one for one in self.world.get("/api/repairs")["repairs"] if one["state"] == "planned"]
+        planned = [repair for repair in self.world.get("/api/repairs")["repairs"] if repair["state"] == "planned"]
         # A plan may be another one, or over, by the time somebody has read it.
         with contextlib.suppress(Refused):
-            for one in planned[:1]:
-                ask(f"{self.world.url}/api/incidents/{one['incident']}/approve", {"digest": one["digest"]})
-                self.approved.append(one["id"])
+            for repair in planned[:1]:
+                ask(f"{self.world.url}/api/incidents/{repair['incident']}/approve", {"digest": repair["digest"]})
+                self.approved.append(repair["id"])
 
     def look(self) -> None:
         """Remember what is there now; it has to be there later."""
-        self.incidents |= {one["id"] for one in self.world.get("/api/incidents?open=0&limit=1000")["incidents"]}
+        self.incidents |= {
+            incident["id"] for incident in self.world.get("/api/incidents?open=0&limit=1000")["incidents"]
+        }
         self.audit = self.world.get("/api/repairs/log?limit=10000")["entries"]
 
     def check_samples(self, outcome: Outcome, *, hours: int = RECENT_HOURS) -> None:
-        lost, found = self._missing_samples(hours)
+        lost, kept = self._missing_samples(hours)
         if lost:
             # What is there later was not lost, but an answer without it was wrong.
             later, _ = self._missing_samples(hours)
-            there = f"{len(self.samples)} were acknowledged, the answer had {found}, the next one missed {len(later)}"
+            there = f"{len(self.samples)} were acknowledged, the answer had {kept}, the next one missed {len(later)}"
             outcome.check(False, f"{len(lost)} samples were missing: {lost[:3]}; {there}")
 
     def _missing_samples(self, hours: int) -> tuple[list[tuple[int, float]], int]:
         now = self.world.now()
         result = self.world.get(f"/api/v1/query?query=faults_sample[{hours}h]&time={now:.3f}")["data"]["result"]
-        found = {(round(at * 1000), float(value)) for one in result for at, value in one["values"]}
-        known = [one for one in self.samples if one[0] > (now - hours * 3600) * 1000]
-        return [one for one in known if one not in found], len(found)
+        stored = {(round(at * 1000), float(value)) for series in result for at, value in series["values"]}
+        expected = [sample for sample in self.samples if sample[0] > (now - hours * 3600) * 1000]
+        return [sample for sample in expected if sample not in stored], len(stored)
 
     def check(self, outcome: Outcome, *, has_samples: bool = True) -> None:
         """Ask for everything that was acknowledged; samples only of a hub that keeps them itself."""
@@ -302,34 +304,36 @@ class Ledger:
         outcome.check(lost_events == 0, f"{lost_events} of {len(self.events)} acknowledged events were lost")
         if has_samples:
             self.check_samples(outcome)
-        is_in_force = {one["id"]: one["active"] for one in world.get("/api/silences")["silences"]}
+        is_in_force = {silence["id"]: silence["active"] for silence in world.get("/api/silences")["silences"]}
         lost = set(self.silences) - is_in_force.keys()
         outcome.check(not lost, f"silences were lost: {lost}")
         # One that began while the clock was ahead is not in force before that time has come, ended or not.
         again = [id for id in self.ended_silences if is_in_force.get(id)]
         outcome.check(not again, f"silences are in force again: {again}")
-        incidents = {one["id"] for one in world.get("/api/incidents?open=0&limit=1000")["incidents"]}
+        incidents = {incident["id"] for incident in world.get("/api/incidents?open=0&limit=1000")["incidents"]}
         outcome.check(self.incidents <= incidents, f"incidents were lost: {self.incidents - incidents}")
         for id in {id for id, _ in self.notes}:
-            told = json.dumps(world.get(f"/api/incidents/{id}")["timeline"])
-            missing = [text for at, text in self.notes if at == id and f'"{text}"' not in told]
+            timeline = json.dumps(world.get(f"/api/incidents/{id}")["timeline"])
+            missing = [text for at, text in self.notes if at == id and f'"{text}"' not in timeline]
             outcome.check(not missing, f"notes of {id} were lost: {missing}")
         entries = world.get("/api/repairs/log?limit=10000")["entries"]
         # A yes that ran out while guards objected is asked for again; the one that was given stays on record.
-        said = sum(" approved plan " in entry["body"].get("text", "") for entry in entries)
-        outcome.check(said >= len(self.approved), f"{len(self.approved)} were approved, {said} are on record")
+        approvals = sum(" approved plan " in entry["body"].get("text", "") for entry in entries)
+        outcome.check(approvals >= len(self.approved), f"{len(self.approved)} were approved, {approvals} are on record")
         outcome.check(entries[: len(self.audit)] == self.audit, "lines of the audit were lost or changed")
         self.look()
 
     def check_storm(self, outcome: Outcome, injected: Counter[str]) -> None:
         """No more incidents of a node than it had faults, where those soon after each other are one."""
-        known = self.world.get("/api/incidents?open=0&limit=1000")["incidents"]
+        incidents = self.world.get("/api/incidents?open=0&limit=1000")["incidents"]
         of_nodes = defaultdict(list)
-        for one in known:
-            of_nodes[one["place"].get("node")].append(f"{one['id']} {one['cause']}, {one['title']}, {one['opened_at']}")
-        for node, found in of_nodes.items():
+        for incident in incidents:
+            of_nodes[incident["place"].get("node")].append(
+                f"{incident['id']} {incident['cause']}, {incident['title']}, {incident['opened_at']}"
+            )
+        for node, causes in of_nodes.items():
             flap_seconds = correlate.FLAP_TIME.total_seconds()
             pauses = sum(after - before > flap_seconds for before, after in pairwise(self.faults[node]))
             most = injected[node] + bool(self.faults[node]) + pauses
-            outcome.check(len(found) <= most, f"{len(found)} incidents of {node} for {most} faults: {found}")
-        outcome.counts["incidents"] = len(known)
+            outcome.check(len(causes) <= most, f"{len(causes)} incidents of {node} for {most} faults: {causes}")
+        outcome.counts["incidents"] = len(incidents)

@@ -28,59 +28,59 @@ LICENCE = re.compile(r"License :: (?:OSI Approved :: )?(.+)")
 
 def project() -> dict[str, list[str]]:
     """Requirements by who needs them: agent, hub, dev and the rest."""
-    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return {"agent": told["dependencies"], **told["optional-dependencies"]}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return {"agent": project["dependencies"], **project["optional-dependencies"]}
 
 
 def locked() -> dict[str, str]:
     """The version of each package in the lock."""
-    found = re.findall(r"^([a-z0-9][a-z0-9.-]*)==(\S+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
-    return dict(found)
+    pins = re.findall(r"^([a-z0-9][a-z0-9.-]*)==(\S+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    return dict(pins)
 
 
 def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def wanted(requirements: Iterable[str]) -> dict[str, str]:
+def required_versions(requirements: Iterable[str]) -> dict[str, str]:
     """All packages that these need, directly or not, each with who wants it first."""
-    found: dict[str, str] = {}
-    todo = [(Requirement(one), "pyproject.toml") for one in requirements]
-    seen: set[tuple[str, frozenset[str]]] = set()
+    versions: dict[str, str] = {}
+    todo = [(Requirement(requirement), "pyproject.toml") for requirement in requirements]
+    visited: set[tuple[str, frozenset[str]]] = set()
     for requirement, by in todo:
         name, extras = normal(requirement.name), frozenset(requirement.extras)
-        found.setdefault(name, by)
-        if (name, extras) not in seen:
-            seen.add((name, extras))
-            todo += [(one, name) for one in _needs(name, extras)]
-    return found
+        versions.setdefault(name, by)
+        if (name, extras) not in visited:
+            visited.add((name, extras))
+            todo += [(requirement, name) for requirement in _needs(name, extras)]
+    return versions
 
 
 def _needs(name: str, extras: frozenset[str]) -> Iterator[Requirement]:
     try:
-        told = metadata.requires(name) or []
+        requirements = metadata.requires(name) or []
     except metadata.PackageNotFoundError:
         return
-    for one in map(Requirement, told):
+    for requirement in map(Requirement, requirements):
         cases = [{**system, "extra": extra} for system in SYSTEMS for extra in ("", *extras)]
-        if one.marker is None or any(one.marker.evaluate(case) for case in cases):
-            yield one
+        if requirement.marker is None or any(requirement.marker.evaluate(case) for case in cases):
+            yield requirement
 
 
 def licence(name: str) -> str:
     """As the package says it; empty if it does not."""
     try:
-        told = metadata.metadata(name)
+        licences = metadata.metadata(name)
     except metadata.PackageNotFoundError:
         return ELSEWHERE.get(name, "")
-    if expression := told.get("License-Expression"):
+    if expression := licences.get("License-Expression"):
         return str(expression)
-    classes = [match[1] for one in told.get_all("Classifier", []) if (match := LICENCE.match(one))]
-    return ", ".join(classes) or (told.get("License") or "").partition("\n")[0]
+    classes = [match[1] for classifier in licences.get_all("Classifier", []) if (match := LICENCE.match(classifier))]
+    return ", ".join(classes) or (licences.get("License") or "").partition("\n")[0]
 
 
 def main() -> None:
-    shipped, lock = wanted([*project()["agent"], *project()["hub"]]), locked()
+    shipped, lock = required_versions([*project()["agent"], *project()["hub"]]), locked()
     for name, by in sorted(shipped.items()):
         sys.stdout.write(f"{name:24} {lock.get(name, '-'):12} {licence(name):48} {by}\n")
     sys.stdout.write(f"{len(shipped)} packages are shipped; {len(lock)} are locked, tests included\n")

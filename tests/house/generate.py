@@ -83,9 +83,9 @@ def commands() -> dict[str, click.Command]:
         if isinstance(command, click.Group):
             context = click.Context(command, info_name=name)
             for inner in command.list_commands(context):
-                found = command.get_command(context, inner)
-                if found is not None and not found.hidden:
-                    yield from walk(f"{name} {inner}", found)
+                subcommand = command.get_command(context, inner)
+                if subcommand is not None and not subcommand.hidden:
+                    yield from walk(f"{name} {inner}", subcommand)
 
     return dict(walk("watchkeeper", root))
 
@@ -189,11 +189,11 @@ def alerts_page() -> str:
 
 
 def shipped_alerts() -> list[tuple[Path, dict[str, Any]]]:
-    found = []
+    alerts = []
     for path in sorted(RULE_FILES.glob("*.y*ml")):
         for group in yaml.load(path.read_text(), Loader=yaml.CSafeLoader)["groups"]:
-            found += [(path, rule) for rule in group["rules"] if "alert" in rule]
-    return found
+            alerts += [(path, rule) for rule in group["rules"] if "alert" in rule]
+    return alerts
 
 
 def causes_page() -> str:
@@ -216,8 +216,8 @@ def api_page() -> str:
         alike: dict[str, list[str]] = {}
         for method, operation in ways.items():
             alike.setdefault(f"{_tag(operation)}\n{_api_row(operation)}", []).append(method.upper())
-        for told, methods in alike.items():
-            tag, _, rest = told.partition("\n")
+        for description, methods in alike.items():
+            tag, _, rest = description.partition("\n")
             by_tag.setdefault(tag, []).append(f"| `{path}` | {', '.join(methods)} | {rest}")
     head = "\n| Path | Methods | Role | Parameters | Description |\n|---|---|---|---|---|\n"
     pages = ", ".join(re.findall(r"^\| (`[^`]+`)", "\n".join(by_tag.pop("console")), re.MULTILINE))
@@ -236,15 +236,15 @@ def _tag(operation: dict[str, Any]) -> str:
 
 
 def _api_row(operation: dict[str, Any]) -> str:
-    asked = [_api_parameter(one) for one in operation["parameters"] if one["in"] == "query"]
+    parameters = [_api_parameter(parameter) for parameter in operation["parameters"] if parameter["in"] == "query"]
     body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
     fields = [f"`{name}`" for name in body.get("properties", ())]
     named = body.get("$ref", "").rpartition("/")[2]
-    said = "<br>".join(
-        [*asked, *([f"body: {', '.join(fields)}"] if fields else []), *([f"body: {named}"] * bool(named))]
+    arguments = "<br>".join(
+        [*parameters, *([f"body: {', '.join(fields)}"] if fields else []), *([f"body: {named}"] * bool(named))]
     )
     changes = ", changes" if operation["x-watchkeeper-changes"] else ""
-    return f"{operation['x-watchkeeper-role']}{changes} | {said} | {operation['summary']} |"
+    return f"{operation['x-watchkeeper-role']}{changes} | {arguments} | {operation['summary']} |"
 
 
 def _api_parameter(parameter: dict[str, Any]) -> str:
@@ -262,9 +262,9 @@ def modules_page() -> str:
 
 
 def _folder(name: str, modules: list[Source]) -> str:
-    told = {source.path.name: ast.get_docstring(source.syntax) or "" for source in modules}
-    law = told.pop("__init__.py", "")
-    rows = [f"- `{module}`: {summary(docstring)}" for module, docstring in sorted(told.items())]
+    docstrings = {source.path.name: ast.get_docstring(source.syntax) or "" for source in modules}
+    law = docstrings.pop("__init__.py", "")
+    rows = [f"- `{module}`: {summary(docstring)}" for module, docstring in sorted(docstrings.items())]
     return "\n".join([f"## {name}/", "", law, "", *rows, *([""] if rows else [])])
 
 

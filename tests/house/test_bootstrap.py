@@ -51,9 +51,9 @@ def bootstrap(machine: Path, *parts: str, **environment: str) -> tuple[int, str]
 def test_a_python_without_venv_gets_the_line_that_fixes_it(machine: Path) -> None:
     place(machine, "id", NOT_ROOT)
     place(machine, "python3", PYTHON_WITHOUT_VENV)
-    code, said = bootstrap(machine, "hub")
+    code, output = bootstrap(machine, "hub")
     assert code == 1
-    assert said.strip().endswith("This fixes it: sudo apt-get install -y python3.11-venv")
+    assert output.strip().endswith("This fixes it: sudo apt-get install -y python3.11-venv")
 
 
 def test_root_gets_what_is_missing_and_a_busy_mirror_is_asked_twice(machine: Path) -> None:
@@ -61,12 +61,12 @@ def test_root_gets_what_is_missing_and_a_busy_mirror_is_asked_twice(machine: Pat
     place(machine, "sleep", "#!/bin/sh\n")
     place(machine, "python3", PYTHON_WITHOUT_VENV)
     place(machine, "apt-get", '#!/bin/sh\necho "$*" >>calls\ncase "$*" in *install*) exit 100 ;; esac\n')
-    code, said = bootstrap(machine, "hub")
+    code, output = bootstrap(machine, "hub")
     options = "-o DPkg::Lock::Timeout=300"
     install = f"-q -y {options} install --no-install-recommends python3.11-venv"
     assert (machine / "calls").read_text().splitlines() == [f"-q {options} update", install, install]
     assert code == 1
-    assert "apt-get could not install python3.11-venv; its message is above" in said
+    assert "apt-get could not install python3.11-venv; its message is above" in output
 
 
 def test_an_old_python_gets_the_line_that_fixes_it(machine: Path) -> None:
@@ -74,10 +74,10 @@ def test_an_old_python_gets_the_line_that_fixes_it(machine: Path) -> None:
     for name in ("python3", "python3.11", "python3.12", "python3.13", "python3.14"):
         place(machine, name, OLD_PYTHON)
     place(machine, "apt-cache", '#!/bin/sh\n[ "$2" = python3.12-venv ]\n')
-    code, said = bootstrap(machine, "hub")
+    code, output = bootstrap(machine, "hub")
     assert code == 1
-    assert "found Python 3.9.2, and Python 3.11 or newer is needed" in said
-    assert said.strip().endswith("sudo apt-get install -y python3.12 python3.12-venv")
+    assert "found Python 3.9.2, and Python 3.11 or newer is needed" in output
+    assert output.strip().endswith("sudo apt-get install -y python3.12 python3.12-venv")
 
 
 def test_a_distribution_without_a_new_python_is_told_which_have_one(machine: Path) -> None:
@@ -85,23 +85,23 @@ def test_a_distribution_without_a_new_python_is_told_which_have_one(machine: Pat
         place(machine, name, OLD_PYTHON)
     place(machine, "id", NOT_ROOT)
     place(machine, "apt-cache", "#!/bin/sh\nexit 1\n")
-    code, said = bootstrap(machine, "hub")
+    code, output = bootstrap(machine, "hub")
     assert code == 1
-    assert "Debian 12, Ubuntu 24.04 and newer have it" in said
+    assert "Debian 12, Ubuntu 24.04 and newer have it" in output
 
 
 def test_a_chosen_python_that_is_too_old_is_refused_by_name(machine: Path) -> None:
     place(machine, "python3.9", OLD_PYTHON)
-    code, said = bootstrap(machine, "hub", PYTHON="python3.9")
+    code, output = bootstrap(machine, "hub", PYTHON="python3.9")
     assert code == 1
-    assert "python3.9 is not Python 3.11 or newer" in said
+    assert "python3.9 is not Python 3.11 or newer" in output
 
 
 @pytest.mark.parametrize("parts", [(), ("everything",)])
 def test_an_unknown_part_is_answered_with_the_known_ones(machine: Path, parts: tuple[str, ...]) -> None:
-    code, said = bootstrap(machine, *parts)
+    code, output = bootstrap(machine, *parts)
     assert code == 1
-    assert "hub, dev, node, console, servers" in said
+    assert "hub, dev, node, console, servers" in output
 
 
 def test_the_packages_of_the_console_are_installed_once_for_each_lock(machine: Path) -> None:

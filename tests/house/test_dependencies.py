@@ -24,19 +24,22 @@ LATER = {"compression"}
 
 def imported() -> set[str]:
     """The outermost name of every module that the product imports, wherever in a file."""
-    found: set[str] = set()
+    modules: set[str] = set()
     for path in (ROOT / "watchkeeper").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.Import):
-                found |= {alias.name.partition(".")[0] for alias in node.names}
+                modules |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                found.add(node.module.partition(".")[0])
-    return found
+                modules.add(node.module.partition(".")[0])
+    return modules
 
 
 def declared() -> set[str]:
-    told = dependencies.project()
-    return {dependencies.normal(re.split(r"[<>=;\[ ]", one)[0]) for one in [*told["agent"], *told["hub"]]}
+    project = dependencies.project()
+    return {
+        dependencies.normal(re.split(r"[<>=;\[ ]", requirement)[0])
+        for requirement in [*project["agent"], *project["hub"]]
+    }
 
 
 @pytest.mark.slow
@@ -61,24 +64,25 @@ def test_everything_that_the_product_imports_is_declared() -> None:
 
 
 def test_the_lock_has_no_package_that_nobody_wants() -> None:
-    told = dependencies.project()
+    project = dependencies.project()
     direct = {
-        dependencies.normal(re.split(r"[<>=;\[ ]", one)[0]) for one in [*told["agent"], *told["hub"], *told["dev"]]
+        dependencies.normal(re.split(r"[<>=;\[ ]", requirement)[0])
+        for requirement in [*project["agent"], *project["hub"], *project["dev"]]
     }
-    installed = {dependencies.normal(one.metadata["Name"]) for one in metadata.distributions()}
+    installed = {dependencies.normal(distribution.metadata["Name"]) for distribution in metadata.distributions()}
     if absent := direct & set(dependencies.locked()) - installed:
         pytest.skip(f"nobody can say what {sorted(absent)} need before `scripts/bootstrap dev` has installed them")
-    every = dependencies.wanted([one for some in told.values() for one in some])
+    every = dependencies.required_versions([requirement for some in project.values() for requirement in some])
     assert set(dependencies.locked()) <= set(every), "run `make lock`"
 
 
 def test_the_licence_of_everything_that_is_shipped_is_known_and_free() -> None:
-    told = dependencies.project()
-    shipped = dependencies.wanted([*told["agent"], *told["hub"]])
-    found = {name: dependencies.licence(name) for name in shipped if name in dependencies.locked()}
-    assert {name: text for name, text in found.items() if not FREE.search(text)} == {}
+    project = dependencies.project()
+    shipped = dependencies.required_versions([*project["agent"], *project["hub"]])
+    licences = {name: dependencies.licence(name) for name in shipped if name in dependencies.locked()}
+    assert {name: text for name, text in licences.items() if not FREE.search(text)} == {}
 
 
 def test_what_is_shipped_is_locked() -> None:
-    told = dependencies.project()
-    assert set(dependencies.wanted([*told["agent"], *told["hub"]])) <= set(dependencies.locked())
+    project = dependencies.project()
+    assert set(dependencies.required_versions([*project["agent"], *project["hub"]])) <= set(dependencies.locked())

@@ -63,9 +63,9 @@ def test_every_make_target_that_is_named_exists() -> None:
 
 @pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
 def test_every_command_that_is_named_exists(name: str) -> None:
-    known = set(generate.commands())
-    for found in COMMAND_USE.findall((ROOT / name).read_text()):
-        assert f"watchkeeper {found.split()[0]}" in known, found
+    commands = set(generate.commands())
+    for match in COMMAND_USE.findall((ROOT / name).read_text()):
+        assert f"watchkeeper {match.split()[0]}" in commands, match
 
 
 @pytest.mark.slow

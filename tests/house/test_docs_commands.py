@@ -65,8 +65,8 @@ def unknown_word(words: list[str]) -> str:
 
 
 def knows_option(command: click.Command, option: str) -> bool:
-    known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
-    return option in known | {"-h", "--help", "--version"}
+    options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    return option in options | {"-h", "--help", "--version"}
 
 
 def test_a_mark_is_one_of_the_two_that_are_known() -> None:
@@ -105,7 +105,7 @@ def test_the_first_page_of_a_folder_names_all_others(folder: str) -> None:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Path:
+def work_folder(tmp_path: Path) -> Path:
     """A folder with a file of each kind that the documents name."""
     shutil.copytree(SAMPLE, tmp_path, dirs_exist_ok=True)
     hours = [(hour, 600 + 100 * math.sin(hour * math.tau / 24)) for hour in range(24 * 21)]
@@ -129,8 +129,8 @@ def run(block: docs_commands.Block, folder: Path, *, hub: str = "http://127.0.0.
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", ALONE, ids=lambda block: block.name)
-def test_commands_that_need_nothing_do_what_the_page_says(block: docs_commands.Block, desk: Path) -> None:
-    run(block, desk)
+def test_commands_that_need_nothing_do_what_the_page_says(block: docs_commands.Block, work_folder: Path) -> None:
+    run(block, work_folder)
 
 
 @pytest.fixture(scope="module")
@@ -147,21 +147,23 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def wait_for_samples(url: str) -> None:
     """Until every GPU was read once: some questions are about one of them, whichever that is."""
     path = "/api/v1/query?query=count(DCGM_FI_DEV_GPU_TEMP)"
-    await_that(lambda: [one["value"][1] for one in asked(url, path)["data"]["result"]] == [GPUS], within_seconds=90)
+    await_that(
+        lambda: [result["value"][1] for result in read_json(url, path)["data"]["result"]] == [GPUS], within_seconds=90
+    )
 
 
-def asked(url: str, path: str) -> Any:
+def read_json(url: str, path: str) -> Any:
     with urllib.request.urlopen(f"{url}{path}", timeout=30) as answer:
         return json.load(answer)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", WITH_HUB, ids=lambda block: block.name)
-def test_commands_against_a_hub_do_what_the_page_says(block: docs_commands.Block, desk: Path, hub: str) -> None:
+def test_commands_against_a_hub_do_what_the_page_says(block: docs_commands.Block, work_folder: Path, hub: str) -> None:
     if any("INC-1" in line for line in block.commands):
         # A reader takes longer to type than the hub to see what the page has broken before.
-        await_that(lambda: asked(hub, "/api/incidents?open=0")["incidents"], within_seconds=90)
-    run(block, desk, hub=hub)
+        await_that(lambda: read_json(hub, "/api/incidents?open=0")["incidents"], within_seconds=90)
+    run(block, work_folder, hub=hub)
 
 
 @pytest.mark.servers

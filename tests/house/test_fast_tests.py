@@ -14,12 +14,12 @@ NOT_FAST = {"slow", "servers", "alone"}
 
 
 def has_slow_mark(marks: Iterable[ast.expr]) -> bool:
-    return any(isinstance(one, ast.Attribute) and one.attr in NOT_FAST for mark in marks for one in ast.walk(mark))
+    return any(isinstance(node, ast.Attribute) and node.attr in NOT_FAST for mark in marks for node in ast.walk(mark))
 
 
 def has_fast_test(source: Source) -> bool:
-    assigned = [one for one in source.syntax.body if isinstance(one, ast.Assign)]
-    if has_slow_mark(one.value for one in assigned if ast.unparse(one.targets[0]) == "pytestmark"):
+    assigned = [statement for statement in source.syntax.body if isinstance(statement, ast.Assign)]
+    if has_slow_mark(assignment.value for assignment in assigned if ast.unparse(assignment.targets[0]) == "pytestmark"):
         return False
     tests = [function for function in source.functions() if function.name.startswith("test_")]
     return any(not has_slow_mark(function.decorator_list) for function in tests)
@@ -27,14 +27,18 @@ def has_fast_test(source: Source) -> bool:
 
 def packages_of(source: Source) -> Iterator[str]:
     """`from watchkeeper.store import rows` and `from watchkeeper import store` are of store."""
-    for one in source.syntax.body:
-        if isinstance(one, ast.ImportFrom) and one.module == "watchkeeper":
-            yield from (name.name for name in one.names)
-        elif isinstance(one, ast.ImportFrom) and one.module is not None and one.module.startswith("watchkeeper."):
-            yield one.module.split(".")[1]
+    for statement in source.syntax.body:
+        if isinstance(statement, ast.ImportFrom) and statement.module == "watchkeeper":
+            yield from (name.name for name in statement.names)
+        elif (
+            isinstance(statement, ast.ImportFrom)
+            and statement.module is not None
+            and statement.module.startswith("watchkeeper.")
+        ):
+            yield statement.module.split(".")[1]
 
 
 @pytest.mark.slow
 def test_every_package_has_tests_that_run_while_people_work() -> None:
-    proven = {name for one in sources(ROOT / "tests") if has_fast_test(one) for name in packages_of(one)}
+    proven = {name for source in sources(ROOT / "tests") if has_fast_test(source) for name in packages_of(source)}
     assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - proven == set()

@@ -44,21 +44,21 @@ def test_every_module_tells_its_story_and_every_package_its_law() -> None:
 
 
 def test_a_package_file_holds_a_short_law_and_nothing_else() -> None:
-    found = []
+    circles = []
     for source in (source for source in sources(PACKAGE) if source.path.name == "__init__.py"):
         law = (ast.get_docstring(source.syntax) or "").splitlines()
         if len(law) > LAW_LINES or any(source.definitions()):
-            found.append(f"{source.name}: {len(law)} lines of law, limit {LAW_LINES}")
-    assert not found
+            circles.append(f"{source.name}: {len(law)} lines of law, limit {LAW_LINES}")
+    assert not circles
 
 
 @pytest.mark.slow
 def test_only_the_owners_of_a_clock_read_it() -> None:
-    found = [
+    calls = [
         f"{source.name}:{node.lineno} {ast.unparse(node.func)}"
         for source in sources(PACKAGE)
         if not source.path.relative_to(PACKAGE).as_posix().startswith(CLOCK_OWNERS)
         for node in ast.walk(source.syntax)
         if isinstance(node, ast.Call) and ast.unparse(node.func) in CLOCK_READS
     ]
-    assert not found, "`now` is a parameter"
+    assert not calls, "`now` is a parameter"

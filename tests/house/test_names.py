@@ -35,7 +35,7 @@ def test_no_name_says_nothing() -> None:
         for source in (*sources(PACKAGE), *sources(ROOT / "bench"))
         for name in (source.path.stem, *(definition.name for definition in source.definitions()))
     ]
-    assert not [found for found in named if found[1] not in THEIR_WORDS and words(found[1]) & SAY_NOTHING]
+    assert not [place for place in named if place[1] not in THEIR_WORDS and words(place[1]) & SAY_NOTHING]
 
 
 @pytest.mark.slow
@@ -44,9 +44,9 @@ def test_every_test_is_named_as_a_sentence() -> None:
     assert not [name for name in names if name.startswith("test_") and name.count("_") < 3]
 
 
-@pytest.mark.parametrize(("name", "found"), [("HTTPServer_v2", {"http", "server", "v2"}), ("do_it", {"do", "it"})])
-def test_names_are_cut_into_words(name: str, found: set[str]) -> None:
-    assert words(name) == found
+@pytest.mark.parametrize(("name", "parts"), [("HTTPServer_v2", {"http", "server", "v2"}), ("do_it", {"do", "it"})])
+def test_names_are_cut_into_words(name: str, parts: set[str]) -> None:
+    assert words(name) == parts
 
 
 # Deliberately allowed, each because the zone stands elsewhere or nobody knows it.
@@ -62,9 +62,9 @@ NOT_ON_PAGES = ("cli", "kit", "readers", "render", "drill")
 def test_a_time_of_day_in_a_sentence_of_the_hub_says_that_it_is_utc() -> None:
     """Pages show times in the zone of who looks; a sentence without a zone would be taken for the same."""
     bare = re.compile(r"%H:%M(:%S)?\}(?!Z| UTC| to \{)")
-    found = [
+    names = [
         source.name
         for source in sources(PACKAGE)
         if source.path.relative_to(PACKAGE).parts[0] not in NOT_ON_PAGES and bare.search(source.path.read_text())
     ]
-    assert sorted(found) == sorted(ZONE_ELSEWHERE)
+    assert sorted(names) == sorted(ZONE_ELSEWHERE)

@@ -53,31 +53,33 @@ def texts(value: object) -> Iterator[str]:
 def console_expressions() -> tuple[tuple[str, str], ...]:
     """Each question of the console with where it stands; what asks about a place, once for every kind of place."""
     places = json.loads((PACKAGE / "packs" / "console" / "layers.json").read_text())["places"].values()
-    found = []
+    expressions = []
     for path in CONSOLE:
         for text in texts(json.loads(path.read_text())):
             for place in places if "$of(" in text else ("",):
-                asked = re.sub(r"\$of\((\w+)\)", lambda metric, place=place: place.replace("$metric", metric[1]), text)
-                expr = re.sub(r"\$(\w+)", lambda name: VALUES.get(name[1], '"x"'), asked)
-                found.append((f"console/{path.name}", expr))
-    return tuple(found)
+                expression = re.sub(
+                    r"\$of\((\w+)\)", lambda metric, place=place: place.replace("$metric", metric[1]), text
+                )
+                expr = re.sub(r"\$(\w+)", lambda name: VALUES.get(name[1], '"x"'), expression)
+                expressions.append((f"console/{path.name}", expr))
+    return tuple(expressions)
 
 
 @cache
 def uses() -> dict[str, set[str]]:
     """Metric name to the rules, panels and pages that read it."""
-    asked = [(f"rule {rule.name}", rule.expr) for rule in RULES]
+    expressions = [(f"rule {rule.name}", rule.expr) for rule in RULES]
     for name, board in grafana.dashboards(settings.Settings()).items():
         for panel in board["panels"]:
             where = f"{name}: {panel['title']}"
-            asked += [(where, re.sub(r"\$__\w+", "5m", target["expr"])) for target in panel.get("targets", [])]
-    asked += console_expressions()
-    found: dict[str, set[str]] = {}
-    for where, expr in asked:
+            expressions += [(where, re.sub(r"\$__\w+", "5m", target["expr"])) for target in panel.get("targets", [])]
+    expressions += console_expressions()
+    places_by_name: dict[str, set[str]] = {}
+    for where, expr in expressions:
         # A selector of several names (vLLM alone and behind Ray) has a test with series of each beside its rule.
         for name in walk.metric_names(parser.parse(expr)) - {""}:
-            found.setdefault(name, set()).add(where)
-    return found
+            places_by_name.setdefault(name, set()).add(where)
+    return places_by_name
 
 
 @cache
@@ -114,9 +116,9 @@ def is_made(name: str) -> bool:
 
 @pytest.mark.slow
 def test_every_metric_that_the_packs_read_is_made_by_somebody_unasked() -> None:
-    asked = sorted(uses().keys() - exceptions().keys())
-    assert len(asked) > 200
-    assert not [f"{name} ({series.origin(name)}): {sorted(uses()[name])}" for name in asked if not is_made(name)]
+    missing = sorted(uses().keys() - exceptions().keys())
+    assert len(missing) > 200
+    assert not [f"{name} ({series.origin(name)}): {sorted(uses()[name])}" for name in missing if not is_made(name)]
 
 
 def test_an_exception_has_a_reason_and_is_still_needed() -> None:

@@ -18,12 +18,12 @@ DEPENDENCY = re.compile(r"^[A-Za-z0-9_.-]+")
 
 
 def test_no_file_names_a_machine_or_a_registry() -> None:
-    found = []
+    problems = []
     for path in files():
         with contextlib.suppress(UnicodeDecodeError):
             text = path.read_text()
-            found += [f"{path}: {word}" for word in (*MACHINE_PATHS, *REGISTRIES) if word in text]
-    assert not found
+            problems += [f"{path}: {word}" for word in (*MACHINE_PATHS, *REGISTRIES) if word in text]
+    assert not problems
 
 
 def locked() -> dict[str, str]:
@@ -35,10 +35,10 @@ def locked() -> dict[str, str]:
 def test_every_dependency_is_locked_with_its_hashes() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = {
+    requirements = {
         match[0].lower().replace("_", "-")
         for text in [*project["dependencies"], *extras["hub"], *extras["dev"]]
         if (match := DEPENDENCY.match(text))
     }
-    assert wanted <= set(locked()), "run `make lock`"
+    assert requirements <= set(locked()), "run `make lock`"
     assert not [name for name, block in locked().items() if "--hash=sha256:" not in block]

@@ -59,10 +59,10 @@ class Edit:
     def _at(self, lines: list[str]) -> int:
         if self.anchor is None:
             return len(lines)
-        found = [number for number, line in enumerate(lines, start=1) if line.strip() == self.anchor]
-        if len(found) != 1:
-            raise ValueError(f"{self.path} has {len(found)} lines `{self.anchor}`, not one")
-        return found[0]
+        line_numbers = [number for number, line in enumerate(lines, start=1) if line.strip() == self.anchor]
+        if len(line_numbers) != 1:
+            raise ValueError(f"{self.path} has {len(line_numbers)} lines `{self.anchor}`, not one")
+        return line_numbers[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,8 @@ def _outdented(body: str, indent: str) -> str:
 
 
 def recipes() -> Iterator[Recipe]:
-    for found in RECIPE.finditer((ROOT / "CONTRIBUTING.md").read_text()):
-        yield Recipe(found["title"], found["text"])
+    for match in RECIPE.finditer((ROOT / "CONTRIBUTING.md").read_text()):
+        yield Recipe(match["title"], match["text"])
 
 
 RECIPES = {recipe.title: recipe for recipe in recipes()}

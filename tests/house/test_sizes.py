@@ -42,11 +42,11 @@ def percentile_95(sizes: Iterable[int]) -> int:
 
 def over(limit: int, sizes: dict[str, int]) -> str:
     """Empty while the 95th percentile is within the limit; else the sentence that says what to shorten."""
-    if (found := percentile_95(sizes.values())) <= limit:
+    if (percentile := percentile_95(sizes.values())) <= limit:
         return ""
     longest = sorted(((lines, name) for name, lines in sizes.items() if lines > limit), reverse=True)
     named = "\n".join(f"  {lines:>5} {name}" for lines, name in longest)
-    return f"95th percentile is {found} lines, limit {limit}. Shorten some of these:\n{named}"
+    return f"95th percentile is {percentile} lines, limit {limit}. Shorten some of these:\n{named}"
 
 
 def code_files(under: tuple[str, ...] = ("",), *, without: tuple[str, ...] = ()) -> list[tuple[str, Path]]:
@@ -100,7 +100,7 @@ def crowded(modules: Iterable[Path]) -> list[str]:
 
 def test_most_files_of_the_product_are_short() -> None:
     sizes = {name: len(path.read_text().splitlines()) for name, path in code_files(PRODUCT)}
-    assert not (found := over(P95_FILE_LINES, sizes)), found
+    assert not (too_long := over(P95_FILE_LINES, sizes)), too_long
 
 
 def test_most_functions_of_the_product_are_short() -> None:
@@ -109,7 +109,7 @@ def test_most_functions_of_the_product_are_short() -> None:
         for source in sources(PACKAGE)
         for function in source.functions()
     }
-    assert not (found := over(P95_FUNCTION_LINES, sizes)), found
+    assert not (too_long := over(P95_FUNCTION_LINES, sizes)), too_long
 
 
 def test_a_package_file_is_short() -> None:

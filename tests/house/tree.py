@@ -66,8 +66,8 @@ def files() -> tuple[Path, ...]:
 
 @cache
 def sources(under: Path = ROOT) -> tuple[Source, ...]:
-    found = [path for path in files() if path.suffix == ".py" and path.is_relative_to(under)]
-    return tuple(_source(path) for path in found)
+    paths = [path for path in files() if path.suffix == ".py" and path.is_relative_to(under)]
+    return tuple(_source(path) for path in paths)
 
 
 @cache

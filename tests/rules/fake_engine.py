@@ -16,10 +16,10 @@ class FakeEngine:
 
     def __init__(self, answers: Mapping[str, Mapping[Labels, float]] | None = None) -> None:
         self.answers = dict(answers or {})
-        self.asked: list[tuple[str, int]] = []
+        self.queries: list[tuple[str, int]] = []
 
     def instant(self, expr: str, at_ms: int) -> engine.QueryResult:
-        self.asked.append((expr, at_ms))
+        self.queries.append((expr, at_ms))
         if expr not in self.answers:
             raise QueryError(f"the fake engine has no answer for {expr}")
         vector = self.answers[expr]

@@ -42,14 +42,14 @@ def alert_rule(*, hold: float = 0, keep: float = 0, **labels: str) -> rulefile.A
 def states(rule: rulefile.AlertingRule, story: Iterable[tuple[float, bool]]) -> list[tuple[float, str]]:
     """The minute of each change of the one alert's state, for a story of (minute, is hot)."""
     alerts: dict[Labels, Alert] = {}
-    seen: list[tuple[float, str]] = []
+    transitions: list[tuple[float, str]] = []
     for minute, is_hot in story:
         moved = alerting.step(rule, alerts, {GPU: 95.0} if is_hot else {}, now=START + timedelta(minutes=minute))
         alerts = dict(moved.alerts)
         state = next((alert.state.value for alert in alerts.values()), "inactive")
-        if state != (seen[-1][1] if seen else "inactive"):
-            seen.append((minute, state))
-    return seen
+        if state != (transitions[-1][1] if transitions else "inactive"):
+            transitions.append((minute, state))
+    return transitions
 
 
 def test_a_gpu_that_cools_before_the_hold_never_fires() -> None:

@@ -27,27 +27,27 @@ def firing(severity: str, window: str) -> Alert:
 
 
 def test_an_objective_that_is_kept_has_its_numbers() -> None:
-    [found] = budgets.list_budgets([GOAL], recorded(_5m=0.001, _1h=0.02, left=0.75), [])
-    assert (found.title, found.indicator, found.left) == ("chat availability", 0.999, 0.75)
-    assert (found.state, found.since) == (budgets.ErrorBudgetState.OK, None)
-    fast = found.burn_rates[0]
+    [budget] = budgets.list_budgets([GOAL], recorded(_5m=0.001, _1h=0.02, left=0.75), [])
+    assert (budget.title, budget.indicator, budget.left) == ("chat availability", 0.999, 0.75)
+    assert (budget.state, budget.since) == (budgets.ErrorBudgetState.OK, None)
+    fast = budget.burn_rates[0]
     assert (fast.window, fast.factor, round(fast.rate or 0, 6), round(fast.short_rate or 0, 6)) == (
         "1h",
         14.4,
         2.0,
         0.1,
     )
-    assert found.burn_rates[2].rate is None
-    assert found.query == f'{slo.BUDGET}{{slo="chat-availability",cluster="main",model_name="chat"}}'
+    assert budget.burn_rates[2].rate is None
+    assert budget.query == f'{slo.BUDGET}{{slo="chat-availability",cluster="main",model_name="chat"}}'
 
 
 def test_an_objective_without_samples_is_unknown_and_still_listed() -> None:
-    [found] = budgets.list_budgets([GOAL], {}, [])
-    assert (found.title, found.indicator, found.left, found.state) == ("chat-availability", None, None, "unknown")
+    [budget] = budgets.list_budgets([GOAL], {}, [])
+    assert (budget.title, budget.indicator, budget.left, budget.state) == ("chat-availability", None, None, "unknown")
 
 
 @pytest.mark.parametrize(
-    ("left", "told", "state"),
+    ("left", "firing_alerts", "state"),
     [
         (0.5, [("critical", "1h")], "burning_fast"),
         (0.5, [("warning", "3d")], "burning"),
@@ -56,33 +56,33 @@ def test_an_objective_without_samples_is_unknown_and_still_listed() -> None:
         (0.5, [], "ok"),
     ],
 )
-def test_the_worst_state_wins(left: float, told: list[tuple[str, str]], state: str) -> None:
-    alerts = [firing(*one) for one in told]
-    [found] = budgets.list_budgets([GOAL], recorded(_5m=0.001, left=left), alerts)
-    assert found.state == state
-    assert found.since == (NOON if told else None)
+def test_the_worst_state_wins(left: float, firing_alerts: list[tuple[str, str]], state: str) -> None:
+    alerts = [firing(*arguments) for arguments in firing_alerts]
+    [budget] = budgets.list_budgets([GOAL], recorded(_5m=0.001, left=left), alerts)
+    assert budget.state == state
+    assert budget.since == (NOON if firing_alerts else None)
 
 
 def test_an_alert_of_another_model_does_not_count() -> None:
     other = Alert(firing("critical", "1h").labels.with_labels(model_name="code"), AlertState.FIRING, NOON, 0.2)
-    [found] = budgets.list_budgets([GOAL], recorded(_5m=0.001, left=0.5), [other])
-    assert found.state is budgets.ErrorBudgetState.OK
+    [budget] = budgets.list_budgets([GOAL], recorded(_5m=0.001, left=0.5), [other])
+    assert budget.state is budgets.ErrorBudgetState.OK
 
 
 def test_a_budget_without_traffic_now_is_unknown_however_much_is_left() -> None:
-    [found] = budgets.list_budgets([GOAL], recorded(left=0.9), [])
-    assert (found.left, found.indicator, found.state) == (0.9, None, budgets.ErrorBudgetState.UNKNOWN)
+    [budget] = budgets.list_budgets([GOAL], recorded(left=0.9), [])
+    assert (budget.left, budget.indicator, budget.state) == (0.9, None, budgets.ErrorBudgetState.UNKNOWN)
 
 
 def test_no_more_than_all_answers_are_good() -> None:
-    [found] = budgets.list_budgets([GOAL], recorded(_5m=-0.00016, _1h=-0.0001, left=1.0), [])
-    assert (found.indicator, found.burn_rates[0].rate) == (1.0, 0.0)
+    [budget] = budgets.list_budgets([GOAL], recorded(_5m=-0.00016, _1h=-0.0001, left=1.0), [])
+    assert (budget.indicator, budget.burn_rates[0].rate) == (1.0, 0.0)
 
 
 def test_burning_budgets_come_first() -> None:
     calm = {Labels({**name, "model_name": "a"}): value for name, value in recorded(_5m=0.0, left=1.0).items()}
-    found = budgets.list_budgets([GOAL], calm | recorded(_5m=0.5, left=0.2), [firing("critical", "1h")])
-    assert [(one.title, one.state.value) for one in found] == [
+    error_budgets = budgets.list_budgets([GOAL], calm | recorded(_5m=0.5, left=0.2), [firing("critical", "1h")])
+    assert [(budget.title, budget.state.value) for budget in error_budgets] == [
         ("chat availability", "burning_fast"),
         ("a availability", "ok"),
     ]

@@ -104,7 +104,9 @@ def test_a_rule_reads_what_an_earlier_one_recorded_in_the_same_evaluation() -> N
     rules = group("record: hot, expr: celsius", "alert: Hot, expr: hot")
     changes = []
     for result in evaluate.evaluate_each(rules, engine, {}, now=START):
-        engine.answers |= {"hot": {one.labels: one.value for one in result.samples if isinstance(one, Sample)}}
+        engine.answers |= {
+            "hot": {sample.labels: sample.value for sample in result.samples if isinstance(sample, Sample)}
+        }
         changes += result.changes
     assert [alert.value for alert in changes] == [95.0]
 
@@ -112,7 +114,7 @@ def test_a_rule_reads_what_an_earlier_one_recorded_in_the_same_evaluation() -> N
 def test_a_query_offset_asks_for_the_past_and_writes_for_now() -> None:
     engine = FakeEngine({"celsius": {HOT: 95.0}})
     result = evaluate_group(group("record: a, expr: celsius", head="  query_offset: 1m\n"), engine, {}, now=minute(1))
-    assert engine.asked == [("celsius", 1767225600000)]
+    assert engine.queries == [("celsius", 1767225600000)]
     assert [sample.at_ms for sample in result.samples] == [1767225660000]
 
 
@@ -208,13 +210,13 @@ def test_an_alert_that_is_kept_firing_tells_since_when_and_no_longer_once_it_is_
     rules = group("alert: Hot, expr: celsius > 90, keep_firing_for: 10m")
     engine = FakeEngine({"celsius > 90": {HOT: 95.0}})
     state: evaluate.RuleStates = {}
-    told = []
+    progress = []
     for at, is_hot in ((0, True), (1, False), (2, False), (3, True)):
         engine.answers["celsius > 90"] = {HOT: 95.0} if is_hot else {}
         result = evaluate_group(rules, engine, state, now=minute(at))
         state = result.state
-        told.append(shown(result.samples).get(str(SINCE.with_labels(__name__=evaluate.KEPT_SINCE))))
-    assert told == [None, minute(1).timestamp(), minute(1).timestamp(), "stale"]
+        progress.append(shown(result.samples).get(str(SINCE.with_labels(__name__=evaluate.KEPT_SINCE))))
+    assert progress == [None, minute(1).timestamp(), minute(1).timestamp(), "stale"]
 
 
 def test_alerts_of_rules_that_a_new_start_no_longer_has_are_retired() -> None:

@@ -50,52 +50,52 @@ def minutes(episode: replay.Episode) -> list[int | None]:
 
 
 def test_an_alert_waits_fires_and_ends_when_the_rule_would_have_said_so() -> None:
-    found = replayed("{alert: Hot, expr: temp > 90, for: 2m}", 'temp{gpu="3"}: 50x2 95x4 50x8')
-    (episode,) = found.fired
+    timeline = replayed("{alert: Hot, expr: temp > 90, for: 2m}", 'temp{gpu="3"}: 50x2 95x4 50x8')
+    (episode,) = timeline.fired
     assert (episode.alert, episode.labels["gpu"], minutes(episode)) == ("Hot", "3", [3, 5, 8])
-    assert found.steps == 16
+    assert timeline.steps == 16
 
 
 def test_a_short_peak_waits_and_never_fires() -> None:
-    found = replayed("{alert: Hot, expr: temp > 90, for: 5m}", "temp: 50x2 95 50x8")
-    assert found.fired == ()
-    assert minutes(found.episodes[0]) == [3, None, 4]
+    timeline = replayed("{alert: Hot, expr: temp > 90, for: 5m}", "temp: 50x2 95 50x8")
+    assert timeline.fired == ()
+    assert minutes(timeline.episodes[0]) == [3, None, 4]
 
 
 def test_an_alert_that_lasts_has_no_end() -> None:
-    found = replayed("{alert: Hot, expr: temp > 90}", "temp: 50x4 95x30")
-    assert minutes(found.fired[0]) == [5, 5, None]
+    timeline = replayed("{alert: Hot, expr: temp > 90}", "temp: 50x4 95x30")
+    assert minutes(timeline.fired[0]) == [5, 5, None]
 
 
 def test_an_alert_that_comes_twice_is_two_episodes_in_order() -> None:
-    found = replayed("{alert: Hot, expr: temp > 90}", "temp: 50 95 50x3 96 50x8")
-    assert [minutes(episode) for episode in found.fired] == [[1, 1, 2], [6, 6, 7]]
-    assert [episode.value for episode in found.fired] == [95.0, 96.0]
+    timeline = replayed("{alert: Hot, expr: temp > 90}", "temp: 50 95 50x3 96 50x8")
+    assert [minutes(episode) for episode in timeline.fired] == [[1, 1, 2], [6, 6, 7]]
+    assert [episode.value for episode in timeline.fired] == [95.0, 96.0]
 
 
 def test_a_rule_sees_what_an_earlier_one_records() -> None:
     rules = "{record: 'n:temp:max', expr: max(temp)}\n{alert: Hot, expr: 'n:temp:max > 90'}"
-    found = replayed(rules, 'temp{gpu="1"}: 50x20', 'temp{gpu="2"}: 50x3 95x2 50x20')
-    assert [minutes(episode) for episode in found.fired] == [[4, 4, 7]]
+    timeline = replayed(rules, 'temp{gpu="1"}: 50x20', 'temp{gpu="2"}: 50x3 95x2 50x20')
+    assert [minutes(episode) for episode in timeline.fired] == [[4, 4, 7]]
 
 
 def test_a_recorded_series_ends_with_its_rule() -> None:
     rules = "{record: hot, expr: temp > 90}\n{alert: Quiet, expr: absent(hot)}"
-    found = replayed(rules, "temp: 95x4 50x20", minutes=8)
-    assert minutes(found.fired[0]) == [5, 5, None]
+    timeline = replayed(rules, "temp: 95x4 50x20", minutes=8)
+    assert minutes(timeline.fired[0]) == [5, 5, None]
 
 
 def test_annotations_are_written_as_at_the_last_evaluation() -> None:
     rule = "{alert: Hot, expr: temp > 90, annotations: {summary: 'now {{ $value }}'}}"
-    found = replayed(rule, "temp: 95 96 97 50x9")
-    assert found.fired[0].annotations == {"summary": "now 97"}
+    timeline = replayed(rule, "temp: 95 96 97 50x9")
+    assert timeline.fired[0].annotations == {"summary": "now 97"}
 
 
 def test_a_rule_that_fails_is_named_and_the_others_go_on() -> None:
     rules = "{alert: Bad, expr: 'a * on () b'}\n{alert: Hot, expr: temp > 90}"
-    found = replayed(rules, 'a{x="1"}: 1x20', 'a{x="2"}: 1x20', 'b{y="1"}: 1x20', 'b{y="2"}: 1x20', "temp: 95x20")
-    assert [failure.rule for failure in found.failures] == ["Bad"]
-    assert [episode.alert for episode in found.fired] == ["Hot"]
+    timeline = replayed(rules, 'a{x="1"}: 1x20', 'a{x="2"}: 1x20', 'b{y="1"}: 1x20', 'b{y="2"}: 1x20', "temp: 95x20")
+    assert [failure.rule for failure in timeline.failures] == ["Bad"]
+    assert [episode.alert for episode in timeline.fired] == ["Hot"]
 
 
 def test_a_replay_equals_the_evaluation_of_the_hub() -> None:
@@ -109,10 +109,10 @@ def test_a_replay_equals_the_evaluation_of_the_hub() -> None:
         result = evaluate_group(rule_set.groups[0], engine, state, now=now)
         state = result.state
         changes += [(alert.state, minute) for alert in result.changes]
-    found = run(rule_set, filled(series), replay.ReplayWindow(START_MS, START_MS + 30 * MINUTE_MS, 60.0))
+    timeline = run(rule_set, filled(series), replay.ReplayWindow(START_MS, START_MS + 30 * MINUTE_MS, 60.0))
     edges = [
         (state, minute)
-        for episode in found.fired
+        for episode in timeline.fired
         for state, minute in zip((AlertState.FIRING, AlertState.RESOLVED), minutes(episode)[1:], strict=True)
     ]
     assert edges == changes
@@ -122,15 +122,15 @@ def test_a_replay_equals_the_evaluation_of_the_hub() -> None:
 def test_a_window_shorter_than_an_interval_is_reported() -> None:
     text = "groups: [{name: g, interval: 1h, rules: [{alert: A, expr: up}]}]"
     window = replay.ReplayWindow(START_MS + 1, START_MS + MINUTE_MS)
-    found = run(rulefile.read_rules({"r.yaml": text}), filled("up: 1"), window)
-    assert "no evaluation in this window" in found.failures[0].problem
+    timeline = run(rulefile.read_rules({"r.yaml": text}), filled("up: 1"), window)
+    assert "no evaluation in this window" in timeline.failures[0].problem
 
 
 def test_samples_that_were_appended_one_by_one_are_replayed_as_well() -> None:
     engine = filled("other: 1x5")
     engine.appender.append([Sample(Labels({"__name__": "temp"}), START_MS + MINUTE_MS, 95.0)])
     text = "groups: [{name: g, rules: [{alert: Hot, expr: temp > 90}]}]"
-    found = run(
+    timeline = run(
         rulefile.read_rules({"r.yaml": text}), engine, replay.ReplayWindow(START_MS, START_MS + 20 * MINUTE_MS, 60.0)
     )
-    assert [minutes(episode) for episode in found.fired] == [[1, 1, pytest.approx(6)]]
+    assert [minutes(episode) for episode in timeline.fired] == [[1, 1, pytest.approx(6)]]

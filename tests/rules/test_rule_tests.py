@@ -100,9 +100,9 @@ def test_a_passing_test_has_no_failures(story: Path) -> None:
 )
 def test_a_failed_expectation_is_reported(story: Path, right: str, wrong: str, failure: str) -> None:
     story.write_text(STORY.replace(right, wrong))
-    (found,) = unit_tests.run_test_file(story)
-    assert found.startswith("a hot node: ")
-    assert failure in found
+    (problem,) = unit_tests.run_test_file(story)
+    assert problem.startswith("a hot node: ")
+    assert failure in problem
 
 
 def test_every_expectation_is_looked_at_though_one_cannot_be_asked(story: Path) -> None:

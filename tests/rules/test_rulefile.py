@@ -65,7 +65,7 @@ def test_empty_files_and_empty_groups_are_no_problem() -> None:
 
 
 def test_all_problems_of_all_files_are_named_at_once() -> None:
-    found = problems(
+    problem_list = problems(
         "groups:\n"
         "  - name: g\n"
         "    intervall: 30s\n"
@@ -79,7 +79,9 @@ def test_all_problems_of_all_files_are_named_at_once() -> None:
         "  - name: g\n"
         "    limit: many\n"
     )
-    assert [line.split(": ", 1)[0] for line in found] == [f"r.yaml:{line}" for line in (3, 7, 8, 9, 10, 11, 12)], found
+    assert [line.split(": ", 1)[0] for line in problem_list] == [
+        f"r.yaml:{line}" for line in (3, 7, 8, 9, 10, 11, 12)
+    ], problem_list
 
 
 @pytest.mark.parametrize(
@@ -127,8 +129,8 @@ def test_a_problem_is_named_with_its_line(text: str, expected: str) -> None:
     ],
 )
 def test_a_bad_expression_is_found_where_it_stands_in_the_file(lines: tuple[str, ...], line: int, column: int) -> None:
-    (found,) = problems(rule(*lines))
-    assert found.startswith(f"r.yaml:{line}: alert A: column {column}: "), found
+    (problem,) = problems(rule(*lines))
+    assert problem.startswith(f"r.yaml:{line}: alert A: column {column}: "), problem
 
 
 def test_a_duplicate_rule_is_refused_but_not_a_duplicate_name() -> None:

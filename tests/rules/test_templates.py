@@ -109,14 +109,14 @@ def test_promtool_expands_them_to_the_same(tmp_path: Path) -> None:
     expected = {f"t{at}": expanded for at, (_, expanded) in enumerate(NAMED)}
     alert = {"alert": "A", "expr": "x * 1", "annotations": annotations}
     (tmp_path / "rules.yaml").write_text(json.dumps({"groups": [{"name": "g", "rules": [alert]}]}))
-    wanted = {"exp_labels": dict(HOT.labels), "exp_annotations": expected}
+    expected_alert = {"exp_labels": dict(HOT.labels), "exp_annotations": expected}
     series = {"series": 'x{gpu="3",Hostname="n7"}', "values": "95.25"}
-    test = {"eval_time": "0s", "alertname": "A", "exp_alerts": [wanted]}
+    test = {"eval_time": "0s", "alertname": "A", "exp_alerts": [expected_alert]}
     story = {"input_series": [series], "interval": "1m", "alert_rule_test": [test]}
     (tmp_path / "test.yaml").write_text(json.dumps({"rule_files": ["rules.yaml"], "tests": [story]}))
     command = [servers.require("promtool"), "test", "rules", tmp_path / "test.yaml"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stdout + found.stderr
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.parametrize(

@@ -77,9 +77,9 @@ class Line:
 
     def recover(self, at: float) -> list[events.Event]:
         """What the hub does every few seconds: ask whether something works again, and take the answer."""
-        found = self.pipeline.find_recoveries(self.pipeline.incidents.broken_gpus(), later(at))
-        self.pipeline.ingest_events(found, later(at))
-        return found
+        recoveries = self.pipeline.find_recoveries(self.pipeline.incidents.broken_gpus(), later(at))
+        self.pipeline.ingest_events(recoveries, later(at))
+        return recoveries
 
     def open(self) -> list[tuple[str, str]]:
         return [(incident.id, incident.cause) for incident in self.pipeline.incidents.open_incidents()]

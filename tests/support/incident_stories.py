@@ -101,12 +101,12 @@ class Room:
         self.incidents = self._start(later(at))
 
     def push(self, *batch: events.Event, at: float | None = None) -> tuple[incidents.Incident, ...]:
-        now = max(found.at for found in batch) if at is None else later(at)
+        now = max(event.at for event in batch) if at is None else later(at)
         return self.incidents.apply_events(batch, now).changed_incidents
 
-    def hear(self, *heard: alerts.Alert) -> None:
-        for one in heard:
-            self.incidents.apply_alert(one, one.resolved_at or one.fired_at or one.active_at)
+    def hear(self, *received: alerts.Alert) -> None:
+        for alert in received:
+            self.incidents.apply_alert(alert, alert.resolved_at or alert.fired_at or alert.active_at)
 
     def tick(self, at: float, *firing: alerts.Alert) -> list[incidents.Incident]:
         return self.incidents.tick(later(at), firing)
@@ -141,7 +141,7 @@ class Racked(Room):
         behind = {place: (RACK, LEAF) if at < 32 else (RACK,) for at, place in enumerate(NODES)}
         domains = Domains(
             domains_of=lambda place: behind.get(place, ()),
-            nodes_of=lambda domain: [place for place, around in behind.items() if domain in around],
+            nodes_of=lambda domain: [place for place, domains in behind.items() if domain in domains],
         )
         names = lambda place: (place.domain or "").replace("=", " ") or str(place.node)  # noqa: E731
         return IncidentTracker(self.journal, now=later(0), names=names, domains=domains, workloads=self._workloads_at)

@@ -11,8 +11,8 @@ sums = st.integers(-1000, 1000).map(float)
 
 
 def buckets(lowest: int, highest: int) -> st.SearchStrategy[Buckets]:
-    found = st.dictionaries(st.integers(lowest, highest), counts, max_size=6)
-    return found.map(lambda each: tuple(sorted(each.items())))
+    spans = st.dictionaries(st.integers(lowest, highest), counts, max_size=6)
+    return spans.map(lambda each: tuple(sorted(each.items())))
 
 
 @st.composite

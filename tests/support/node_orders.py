@@ -26,6 +26,6 @@ def minutes(count: float) -> datetime:
 
 def waiting(outbox: OrderQueue, node: str = "n1", at: datetime = NOON) -> list[orders.Order]:
     key = orders.node_key(HUB_KEY, "main", node)
-    found = outbox.pending_orders("main", node, now=at)
-    assert all(orders.is_sealed(envelope, key, purpose=orders.SealPurpose.ORDER) for envelope in found)
-    return [wire.loads(orders.Order, envelope.text) for envelope in found]
+    pending = outbox.pending_orders("main", node, now=at)
+    assert all(orders.is_sealed(envelope, key, purpose=orders.SealPurpose.ORDER) for envelope in pending)
+    return [wire.loads(orders.Order, envelope.text) for envelope in pending]

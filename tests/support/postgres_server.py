@@ -121,10 +121,10 @@ class Line:
 
     def close(self) -> None:
         self._flows.set()
-        for one in (self._listener, *self._sockets):
+        for connection in (self._listener, *self._sockets):
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):

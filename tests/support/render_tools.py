@@ -88,15 +88,15 @@ def run(command: Sequence[str | Path], **options: Any) -> str:
     return done.stdout
 
 
-def check_custom(found: Sequence[dict[str, Any]], package: str, where: Path) -> None:
+def check_custom(manifests: Sequence[dict[str, Any]], package: str, where: Path) -> None:
     """Custom resources against the types of their operator, a folder of npm's @kubernetes-models; `where` is scratch.
 
     The validators pass over keys that they do not know, so the names are looked for in the types as well.
     """
     folder = schemas() / "@kubernetes-models" / package
-    kinds = sorted({one["kind"] for one in found})
+    kinds = sorted({manifest["kind"] for manifest in manifests})
     imports = "".join(f"import {{{kind}}} from '{folder}/{kind}.js';\n" for kind in kinds)
-    (where / "objects.json").write_text(json.dumps(found))
+    (where / "objects.json").write_text(json.dumps(manifests))
     (where / "check.mjs").write_text(
         f"{imports}import {{readFileSync}} from 'node:fs';\nconst kinds = {{{', '.join(kinds)}}};\n"
         f"for (const one of JSON.parse(readFileSync('{where}/objects.json'))) new kinds[one.kind](one).validate();\n"
@@ -105,16 +105,16 @@ def check_custom(found: Sequence[dict[str, Any]], package: str, where: Path) -> 
     # Operators take selectors and the autoscaler's behaviour over from Kubernetes as they are.
     theirs = ("kubernetes-models/autoscaling/v2/*.d.ts", "@kubernetes-models/apimachinery/**/LabelSelector.d.ts")
     types = [*folder.glob("*.d.ts"), *(path for pattern in theirs for path in schemas().glob(pattern))]
-    known = set(re.findall(r'"?(\w+)"?\??:', "".join(path.read_text() for path in types)))
-    unknown = {key for one in found for key in _keys(one["spec"])} - known
+    fields = set(re.findall(r'"?(\w+)"?\??:', "".join(path.read_text() for path in types)))
+    unknown = {key for manifest in manifests for key in _keys(manifest["spec"])} - fields
     assert not unknown, f"keys that no type has: {sorted(unknown)}"
 
 
 def _keys(value: Any) -> Iterator[str]:
     """Keys that the type gives; those of free mappings are anybody's."""
     if isinstance(value, list):
-        for one in value:
-            yield from _keys(one)
+        for item in value:
+            yield from _keys(item)
     elif isinstance(value, dict):
         for key, inner in value.items():
             yield key
@@ -123,7 +123,7 @@ def _keys(value: Any) -> Iterator[str]:
 
 def objects(text: str) -> dict[str, dict[str, Any]]:
     """The Kubernetes objects of a YAML stream by kind and name; two of one name would be a mistake."""
-    found = [one for one in yaml.load_all(text, Loader=yaml.CSafeLoader) if one]
-    named = {f"{one['kind']}/{one['metadata']['name']}": one for one in found}
-    assert len(named) == len(found)
+    manifests = [manifest for manifest in yaml.load_all(text, Loader=yaml.CSafeLoader) if manifest]
+    named = {f"{manifest['kind']}/{manifest['metadata']['name']}": manifest for manifest in manifests}
+    assert len(named) == len(manifests)
     return named

@@ -46,8 +46,8 @@ def settings(root: Path, hub: str) -> agent.AgentSettings:
     )
 
 
-def events(heard: list[Heard]) -> list[Event]:
-    pushes = [one.body for one in heard if one.path == "/api/events"]
+def events(requests: list[Heard]) -> list[Event]:
+    pushes = [request.body for request in requests if request.path == "/api/events"]
     return [event for body in pushes for event in loads(tuple[Event, ...], body)]  # type: ignore[arg-type]
 
 

@@ -36,8 +36,8 @@ class Product:
         return command(*arguments, "--hub", self.url)
 
     def incidents(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.get("/api/incidents")["incidents"]
-        return found
+        incidents: list[dict[str, Any]] = self.get("/api/incidents")["incidents"]
+        return incidents
 
     def scraped(self) -> bool:
         """True once every GPU of the first scrape round is known."""

@@ -76,9 +76,9 @@ def with_pages(*pages: bytes, settings: ScrapeSettings | None = None) -> Callabl
     def run(story: Story) -> None:
         async def told() -> None:
             async with serve(lambda _: remaining.pop(0)) as server:
-                sink, known = Kept(), ScrapedInventory()
-                loop = TargetLoop(target(server), settings or ScrapeSettings(), sink=sink, inventory=known)
-                await story(loop, sink, known)
+                sink, inventory = Kept(), ScrapedInventory()
+                loop = TargetLoop(target(server), settings or ScrapeSettings(), sink=sink, inventory=inventory)
+                await story(loop, sink, inventory)
                 await loop.close(99_000)
 
         asyncio.run(told())

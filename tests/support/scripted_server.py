@@ -68,7 +68,7 @@ class Scripted:
                     return
 
     def header(self, name: str) -> str:
-        lines = [one for one in self.requests[-1].splitlines() if one.startswith(f"{name}: ")]
+        lines = [line for line in self.requests[-1].splitlines() if line.startswith(f"{name}: ")]
         return lines[0].partition(": ")[2] if lines else ""
 
     def _answer(self, line: socket.socket, reply: Reply) -> None:

@@ -51,11 +51,11 @@ class ApiServer:
     def put(self, path: str, raw: Raw) -> None:
         """Create or change an object, and tell those who watch."""
         key = (raw["metadata"].get("namespace", ""), raw["metadata"]["name"])
-        known = self.objects.setdefault(path, {})
-        kind = "MODIFIED" if key in known else "ADDED"
+        objects = self.objects.setdefault(path, {})
+        kind = "MODIFIED" if key in objects else "ADDED"
         self.version += 1
         raw["metadata"]["resourceVersion"] = str(self.version)
-        known[key] = raw
+        objects[key] = raw
         self._change(path, kind, raw)
 
     def delete(self, path: str, name: str, namespace: str = "") -> None:
@@ -66,10 +66,10 @@ class ApiServer:
 
     def fill(self, path: str, raws: list[Raw]) -> None:
         """Objects that were there before anybody watched."""
-        known = self.objects.setdefault(path, {})
+        objects = self.objects.setdefault(path, {})
         for raw in raws:
             raw["metadata"]["resourceVersion"] = str(self.version)
-            known[raw["metadata"].get("namespace", ""), raw["metadata"]["name"]] = raw
+            objects[raw["metadata"].get("namespace", ""), raw["metadata"]["name"]] = raw
 
     def bookmark(self, path: str) -> None:
         self.version += 1
@@ -143,15 +143,15 @@ class ApiServer:
                     name, _, value = text.partition(": ")
                     headers[name.lower()] = value
                 parts = urlsplit(target)
-                asked = {name: values[0] for name, values in parse_qs(parts.query).items()}
-                status = self._refusal(parts.path, headers, asked)
+                parameters = {name: values[0] for name, values in parse_qs(parts.query).items()}
+                status = self._refusal(parts.path, headers, parameters)
                 if status:
                     _answer(writer, b"{}", status=status)
-                elif "watch" in asked:
-                    await self._watch(writer, parts.path, asked)
+                elif "watch" in parameters:
+                    await self._watch(writer, parts.path, parameters)
                     return
                 else:
-                    _answer(writer, self._list(parts.path, asked))
+                    _answer(writer, self._list(parts.path, parameters))
                 await writer.drain()
         except (ConnectionError, asyncio.CancelledError):
             return
@@ -159,29 +159,29 @@ class ApiServer:
             self._writers.pop(writer, None)
             writer.close()
 
-    def _refusal(self, path: str, headers: Mapping[str, str], asked: Mapping[str, str]) -> int:
+    def _refusal(self, path: str, headers: Mapping[str, str], parameters: Mapping[str, str]) -> int:
         if headers.get("authorization") != f"Bearer {self.token}":
             return 401
         if path in self.refused:
             return self.refused[path]
-        return 410 if "watch" in asked and int(asked["resourceVersion"]) < self._forgotten else 0
+        return 410 if "watch" in parameters and int(parameters["resourceVersion"]) < self._forgotten else 0
 
-    def _list(self, path: str, asked: Mapping[str, str]) -> bytes:
-        start = int(asked.get("continue", 0))
+    def _list(self, path: str, parameters: Mapping[str, str]) -> bytes:
+        start = int(parameters.get("continue", 0))
         if not start:
             self.lists[path] = self.lists.get(path, 0) + 1
-        limit = int(asked.get("limit", 500))
+        limit = int(parameters.get("limit", 500))
         items = list(self.objects.get(path, {}).values())
         about = {"resourceVersion": str(self.version)}
         if start + limit < len(items):
             about["continue"] = str(start + limit)
         return self.page_bytes(json.dumps({"metadata": about, "items": items[start : start + limit]}).encode())
 
-    async def _watch(self, writer: asyncio.StreamWriter, path: str, asked: Mapping[str, str]) -> None:
+    async def _watch(self, writer: asyncio.StreamWriter, path: str, parameters: Mapping[str, str]) -> None:
         self.watches[path] = self.watches.get(path, 0) + 1
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
         for version, changed, kind, raw in self._changes:
-            if changed == path and version > int(asked["resourceVersion"]):
+            if changed == path and version > int(parameters["resourceVersion"]):
                 writer.write(_chunk(_line(kind, raw)))
         self._writers[writer] = path
         await writer.wait_closed()

@@ -24,7 +24,7 @@ def fabric_of(hosts: int = 4, *, leaves: int = 2, names: tuple[str, ...] = ("lea
     devices += [fabric.FabricDevice(host(at), fabric.FabricDeviceKind.HOST, f"n{at} mlx5_0", 1) for at in range(hosts)]
     cables = [((leaf(at), 9), (SPINE, at + 1)) for at in range(leaves)]
     cables += [((leaf(at % leaves), at // leaves + 1), (host(at), 1)) for at in range(hosts)]
-    ports = [_port(*ends) for one, other in cables for ends in ((one, other), (other, one))]
+    ports = [_port(*ends) for end, other in cables for ends in ((end, other), (other, end))]
     return fabric.Fabric(0, "test", tuple(devices), tuple(ports))
 
 
@@ -32,22 +32,22 @@ def _port(here: fabric.PortKey, there: fabric.PortKey) -> fabric.FabricPort:
     return fabric.FabricPort(*here, fabric.ACTIVE, "LinkUp", 4, "NDR", *there, {})
 
 
-def without_link(found: fabric.Fabric, *keys: fabric.PortKey) -> fabric.Fabric:
+def without_link(whole_fabric: fabric.Fabric, *keys: fabric.PortKey) -> fabric.Fabric:
     """The same with these switch ports dark; a host at the other end is no longer seen."""
-    far = {port.peer for port in found.ports if port.key in keys}
+    far = {port.peer for port in whole_fabric.ports if port.key in keys}
     dark = [
         fabric.FabricPort(*port.key, fabric.DOWN, "Polling") if port.key in {*keys, *far} else port
-        for port in found.ports
+        for port in whole_fabric.ports
     ]
     lost = {peer[0] for peer in far if peer is not None and peer[0].startswith("b8cef603")}
     return replace(
-        found,
-        devices=tuple(device for device in found.devices if device.guid not in lost),
+        whole_fabric,
+        devices=tuple(device for device in whole_fabric.devices if device.guid not in lost),
         ports=tuple(port for port in dark if port.guid not in lost),
     )
 
 
-def without_device(found: fabric.Fabric, guid: str) -> fabric.Fabric:
-    ports = without_link(found, *(port.key for port in found.ports if port.guid == guid)).ports
-    devices = tuple(device for device in found.devices if device.guid != guid)
-    return replace(found, devices=devices, ports=tuple(port for port in ports if port.guid != guid))
+def without_device(whole_fabric: fabric.Fabric, guid: str) -> fabric.Fabric:
+    ports = without_link(whole_fabric, *(port.key for port in whole_fabric.ports if port.guid == guid)).ports
+    devices = tuple(device for device in whole_fabric.devices if device.guid != guid)
+    return replace(whole_fabric, devices=devices, ports=tuple(port for port in ports if port.guid != guid))

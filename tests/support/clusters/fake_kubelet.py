@@ -45,7 +45,7 @@ class Kubelet:
 
     def allocatable(self, _: bytes, context: grpc.ServicerContext) -> bytes:
         self.calls.append("GetAllocatableResources")
-        gpus = text(1, "nvidia.com/gpu") + b"".join(text(2, one) for one in self.offered)
+        gpus = text(1, "nvidia.com/gpu") + b"".join(text(2, id) for id in self.offered)
         return part(1, gpus) + part(1, text(1, "rdma/hca") + text(2, "mlx5_0"))
 
 
@@ -70,14 +70,18 @@ def serving(kubelet: Kubelet, service: str = SERVICE) -> Iterator[Kubelet]:
 
 
 def encode(pod: Pod) -> bytes:
-    return text(1, pod.name) + text(2, pod.namespace) + b"".join(part(3, _container(one)) for one in pod.containers)
+    return (
+        text(1, pod.name)
+        + text(2, pod.namespace)
+        + b"".join(part(3, _container(container)) for container in pod.containers)
+    )
 
 
 def _container(container: Container) -> bytes:
     # Topology, CPUs and memory are there on a real node, and must not be taken for devices.
     topology = part(3, part(1, bytes([0x08, 0x01])))
     devices = [
-        text(1, resource) + b"".join(text(2, one) for one in ids) + topology for resource, ids in container.devices
+        text(1, resource) + b"".join(text(2, id) for id in ids) + topology for resource, ids in container.devices
     ]
     claims = [
         text(2, claim)
@@ -87,8 +91,8 @@ def _container(container: Container) -> bytes:
     ]
     cpus = part(3, bytes([1, 2, 0x80, 0x01]))
     memory = part(4, text(1, "memory") + bytes([0x10, 0x80, 0x80, 0x04]))
-    whole = [text(1, container.name), *(part(2, one) for one in devices), cpus, memory]
-    return b"".join(whole + [part(5, one) for one in claims])
+    whole = [text(1, container.name), *(part(2, device) for device in devices), cpus, memory]
+    return b"".join(whole + [part(5, claim) for claim in claims])
 
 
 def text(number: int, value: str) -> bytes:

@@ -129,10 +129,12 @@ class Fabric:
 
     def programs(self, folder: Path) -> str:
         """A PATH with infiniband-diags that see this fabric, for programs that start them as they are."""
-        seen = " ".join(f"{name}={self.environment[name]}" for name in ("LD_PRELOAD", "SIM_HOST", "IBSIM_SOCKNAME"))
+        variables = " ".join(
+            f"{name}={self.environment[name]}" for name in ("LD_PRELOAD", "SIM_HOST", "IBSIM_SOCKNAME")
+        )
         there = servers.require("ibnetdiscover").parent
         for program in ("ibnetdiscover", "iblinkinfo", "ibqueryerrors"):
-            (folder / program).write_text(f'#!/bin/sh\nexec env {seen} {there}/{program} "$@"\n')
+            (folder / program).write_text(f'#!/bin/sh\nexec env {variables} {there}/{program} "$@"\n')
             (folder / program).chmod(0o755)
         return f"{folder}:/usr/bin:/bin"
 

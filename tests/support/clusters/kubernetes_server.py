@@ -227,12 +227,12 @@ def _are_ready(cluster: Cluster, names: list[str]) -> bool:
 
 
 def _ready_nodes(cluster: Cluster) -> set[str]:
-    found = set()
+    ready = set()
     for node in cluster.ask("/api/v1/nodes")["items"]:
         conditions = node["status"].get("conditions", [])
-        if any(one["type"] == "Ready" and one["status"] == "True" for one in conditions):
-            found.add(node["metadata"]["name"])
-    return found
+        if any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions):
+            ready.add(node["metadata"]["name"])
+    return ready
 
 
 def _start_hollow(cluster: Cluster, names: list[str], *, gpus: int) -> socket.socket:

@@ -177,8 +177,8 @@ def running(folder: Path, *, nodes: int = 3, accounting: bool = False) -> Iterat
         cluster.start("slurmctld", "slurmctld", "-D", "-c", "-f", folder / "slurm.conf")
         for number in range(1, nodes + 1):
             cluster.start(f"slurmd.n{number}", "slurmd", "-D", "-N", f"n{number}", "-f", folder / "slurm.conf")
-        wanted = ["idle"] * nodes
-        until(lambda: _prints(cluster, "sinfo", "-h", "-N", "-o", "%T").split() == wanted, folder)
+        states = ["idle"] * nodes
+        until(lambda: _prints(cluster, "sinfo", "-h", "-N", "-o", "%T").split() == states, folder)
         if accounting:
             # Only a slurmctld that has started tells the database what gres/gpu is.
             limit = ("sacctmgr", "-i", "modify", "account", "llm", "set", "GrpTRES=gres/gpu=12")
@@ -247,13 +247,16 @@ def _start_accounting(cluster: Cluster, ports: list[int]) -> None:
     conf.chmod(0o600)
     cluster.start("slurmdbd", "slurmdbd", "-D")
     until(
-        lambda: "probe" in _prints(cluster, "sacctmgr", "-i", "-n", "-P", "add", "cluster", "probe") or _known(cluster)
+        lambda: (
+            "probe" in _prints(cluster, "sacctmgr", "-i", "-n", "-P", "add", "cluster", "probe")
+            or _is_registered(cluster)
+        )
     )
     cluster.ask("sacctmgr", "-i", "add", "account", "llm", "cluster=probe")
     cluster.ask("sacctmgr", "-i", "add", "user", "root", "account=llm", "cluster=probe")
 
 
-def _known(cluster: Cluster) -> bool:
+def _is_registered(cluster: Cluster) -> bool:
     return "probe" in _prints(cluster, "sacctmgr", "-n", "-P", "show", "cluster", "format=cluster")
 
 

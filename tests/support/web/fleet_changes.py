@@ -9,7 +9,7 @@ from watchkeeper.model import fleet
 
 def lose_node(hub: SmallHub) -> None:
     gone = hub.fleet._nodes.pop(1)
-    hub.fleet.fleet_gpus = [seen for seen in hub.fleet.fleet_gpus if seen.node != gone.name]
+    hub.fleet.fleet_gpus = [gpus for gpus in hub.fleet.fleet_gpus if gpus.node != gone.name]
 
 
 def gain_node(hub: SmallHub) -> None:

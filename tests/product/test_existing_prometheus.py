@@ -68,8 +68,8 @@ def ask(url: str, path: str, **form: str) -> Any:
 @pytest.mark.slow
 def test_its_targets_are_scraped_and_stored_in_the_usual_names(hub: tuple[str, Path]) -> None:
     url, log = hub
-    found = await_that(lambda: ask(url, "query", query="DCGM_FI_DEV_GPU_TEMP")["result"])
-    assert found[0]["metric"] | {"instance": ""} == {
+    series = await_that(lambda: ask(url, "query", query="DCGM_FI_DEV_GPU_TEMP")["result"])
+    assert series[0]["metric"] | {"instance": ""} == {
         "__name__": "DCGM_FI_DEV_GPU_TEMP",
         "gpu": "0",
         "UUID": "GPU-1",
@@ -86,7 +86,7 @@ def test_its_targets_are_scraped_and_stored_in_the_usual_names(hub: tuple[str, P
 @pytest.mark.slow
 def test_its_rules_are_evaluated_beside_ours(hub: tuple[str, Path]) -> None:
     url, _ = hub
-    await_that(lambda: any(one["labels"]["alertname"] == "Warm" for one in ask(url, "alerts")["alerts"]))
+    await_that(lambda: any(alert["labels"]["alertname"] == "Warm" for alert in ask(url, "alerts")["alerts"]))
     groups = [group["name"] for group in ask(url, "rules")["groups"]]
     assert "mine" in groups
     assert len(groups) > 1

@@ -53,9 +53,9 @@ def test_rules_are_tried_on_the_history_of_a_hub_and_of_a_file(product: Product,
     rules = tmp_path / "mine.yaml"
     rules.write_text(RULES)
     for arguments in (["--from", "-40s", "--hub", product.url], ["--record", str(tape)]):
-        found = json.loads(command("rules", "replay", str(rules), *arguments, "--json").stdout)
-        assert [episode["alert"] for episode in found["episodes"]] == ["Warm"]
-        assert (found["fired"], found["failures"]) == (1, [])
+        timeline = json.loads(command("rules", "replay", str(rules), *arguments, "--json").stdout)
+        assert [episode["alert"] for episode in timeline["episodes"]] == ["Warm"]
+        assert (timeline["fired"], timeline["failures"]) == (1, [])
     shown = command("rules", "replay", str(rules), "--record", str(tape))
     assert "1 alert would have fired" in shown.stdout
     assert "Warm" in shown.stdout
@@ -69,8 +69,8 @@ def test_a_recording_says_what_it_holds_and_is_shown_as_a_hub(tape: Path, tmp_pa
     url = f"http://127.0.0.1:{port}"
     line = [*WATCHKEEPER, "play", str(tape), "--port", str(port)]
     with servers.running(line, ready_url=f"{url}/-/ready", log=tmp_path / "play.log"):
-        asked = command("query", "count(DCGM_FI_DEV_GPU_TEMP)", "--hub", url, "--json")
-    assert json.loads(asked.stdout)["result"][0]["value"][1] == "64"
+        answer = command("query", "count(DCGM_FI_DEV_GPU_TEMP)", "--hub", url, "--json")
+    assert json.loads(answer.stdout)["result"][0]["value"][1] == "64"
 
 
 @pytest.mark.slow
@@ -90,7 +90,9 @@ def test_a_time_that_is_none_says_which_forms_there_are(product: Product, time: 
 def test_a_gpu_and_the_job_that_stands_still_without_it_are_one_incident(product: Product) -> None:
     """The last of this file, because its fleet has a history of minutes and lives ten times as fast."""
     assert product.command("sim", "inject", "xid-79").returncode == 0, "it strikes a GPU that trains"
-    (lost,) = await_that(lambda: [one for one in product.incidents() if one["cause"] == "gpu_fell_off_bus"])
+    (lost,) = await_that(
+        lambda: [incident for incident in product.incidents() if incident["cause"] == "gpu_fell_off_bus"]
+    )
     at = f"/api/incidents/{lost['id']}"
 
     def job() -> str | None:
@@ -98,7 +100,7 @@ def test_a_gpu_and_the_job_that_stands_still_without_it_are_one_incident(product
         return next((place.removeprefix("job=") for place in places if place), None)
 
     name = await_that(job, within_seconds=150)
-    of_jobs = [one["place"]["domain"] for one in product.incidents() if one["place"]["domain"]]
+    of_jobs = [incident["place"]["domain"] for incident in product.incidents() if incident["place"]["domain"]]
     assert f"job={name}" not in of_jobs, "nobody is told twice"
     detail = product.get(at)
     assert name in detail["incident"]["workloads"]

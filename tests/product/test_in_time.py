@@ -29,7 +29,9 @@ def seconds_to_incident(product: Product, gpu: int) -> float:
     began = time.monotonic()
     assert product.command("sim", "inject", "xid-79", f"gpu-r01-02:{gpu}").returncode == 0
     title = f"GPU {gpu} on gpu-r01-02 fell off the bus"
-    await_that(lambda: [one for one in product.incidents() if one["title"] == title and one["next_step"]])
+    await_that(
+        lambda: [incident for incident in product.incidents() if incident["title"] == title and incident["next_step"]]
+    )
     return time.monotonic() - began
 
 

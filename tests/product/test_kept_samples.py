@@ -25,9 +25,9 @@ def readings(product: Product, at: float) -> int:
 
 def logged(kept: Path, at: float) -> int:
     """The same of the log as it is on the disk, whose writer is always a little behind."""
-    found = head.Head()
-    wal_replay.replay(wal_reader.read(kept / "samples" / "wal", since_ms=0), found)
-    return int(sum(embedded.EmbeddedEngine(found).instant(READINGS, round(at * 1000)).latest().values()))
+    kept_head = head.Head()
+    wal_replay.replay(wal_reader.read(kept / "samples" / "wal", since_ms=0), kept_head)
+    return int(sum(embedded.EmbeddedEngine(kept_head).instant(READINGS, round(at * 1000)).latest().values()))
 
 
 @pytest.mark.slow
@@ -36,14 +36,14 @@ def test_a_killed_hub_still_knows_what_it_saw_and_can_be_backed_up_while_it_runs
     with up(tmp_path) as product:
         await_that(product.scraped)
         seen_at = time.time()
-        seen = readings(product, seen_at)
-        await_that(lambda: logged(kept, seen_at) >= seen)
+        kept_readings = readings(product, seen_at)
+        await_that(lambda: logged(kept, seen_at) >= kept_readings)
         product.server.kill()
         product.server.wait()
     with up(tmp_path) as product:
-        assert readings(product, seen_at) >= seen > 0
-        said = command("store", "backup", str(copy), "--data", str(kept))
-        assert (said.returncode, "MiB copied" in said.stdout) == (0, True), said.stderr
+        assert readings(product, seen_at) >= kept_readings > 0
+        result = command("store", "backup", str(copy), "--data", str(kept))
+        assert (result.returncode, "MiB copied" in result.stdout) == (0, True), result.stderr
     assert command("store", "verify", "--data", str(kept)).stdout == "no damage found\n"
     restored = tmp_path / "restored"
     assert command("store", "restore", str(copy), "--data", str(restored)).returncode == 0

@@ -33,43 +33,43 @@ def state(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("kept")
     with tarfile.open(request.param) as archive:
         archive.extractall(folder, filter="data")
-    told: dict[str, Any] = json.loads(request.param.with_suffix("").with_suffix(".json").read_text())
-    return folder / "kept", told
+    expected: dict[str, Any] = json.loads(request.param.with_suffix("").with_suffix(".json").read_text())
+    return folder / "kept", expected
 
 
 @pytest.fixture(scope="module")
 def opened(state: tuple[Path, dict[str, Any]]) -> Iterator[hub.Hub]:
-    folder, told = state
+    folder, expected = state
     demo = up.demo_settings("127.0.0.1", 0, directory=str(folder), tokens=None)
     calm = dataclasses.replace(demo.remediate, driver=config.DriverName.DRY_RUN)
-    now = datetime.fromtimestamp(told["at"] + 120, UTC)
+    now = datetime.fromtimestamp(expected["at"] + 120, UTC)
     made = open_hub(dataclasses.replace(demo, remediate=calm), time=ManualClock(now))
     yield made
     made.close()
 
 
 def test_its_samples_answer_as_they_did(state: tuple[Path, dict[str, Any]], opened: hub.Hub) -> None:
-    told = state[1]
-    for expr, rows in told["queries"].items():
-        found = opened.samples.engine.instant(expr, round(told["at"] * 1000)).latest()
+    expected = state[1]
+    for expr, rows in expected["queries"].items():
+        values = opened.samples.engine.instant(expr, round(expected["at"] * 1000)).latest()
         plain = {tuple(map(tuple, pairs)): float(value) for pairs, value in rows}
-        assert {tuple(sorted(labels.items())): value for labels, value in found.items()} == pytest.approx(plain), expr
-        assert all(math.isfinite(value) for value in found.values())
+        assert {tuple(sorted(labels.items())): value for labels, value in values.items()} == pytest.approx(plain), expr
+        assert all(math.isfinite(value) for value in values.values())
 
 
 def test_its_incidents_silences_and_notes_are_there(state: tuple[Path, dict[str, Any]], opened: hub.Hub) -> None:
-    told = state[1]
-    for one in told["incidents"]:
-        found = opened.services.journal.incident(one["id"])
-        assert found is not None
-        assert one["title"].startswith(found.title)
-        assert (found.severity, found.state) == (one["severity"], one["state"])
-        diagnosed = opened.services.journal.diagnosis(one["id"])
+    expected = state[1]
+    for kept_incident in expected["incidents"]:
+        incident = opened.services.journal.incident(kept_incident["id"])
+        assert incident is not None
+        assert kept_incident["title"].startswith(incident.title)
+        assert (incident.severity, incident.state) == (kept_incident["severity"], kept_incident["state"])
+        diagnosed = opened.services.journal.diagnosis(kept_incident["id"])
         assert diagnosed is not None
-        assert diagnosed.findings[0].cause == one["cause"]
-    assert {one["id"] for one in told["silences"]} <= {silence.id for silence in opened.services.silences.silences()}
-    first = told["incidents"][-1]["id"]
-    assert len(opened.services.journal.timeline(first)) >= told["timeline"]
+        assert diagnosed.findings[0].cause == kept_incident["cause"]
+    assert {row["id"] for row in expected["silences"]} <= {row.id for row in opened.services.silences.silences()}
+    first = expected["incidents"][-1]["id"]
+    assert len(opened.services.journal.timeline(first)) >= expected["timeline"]
     assert "kept from before" in str(opened.services.journal.timeline(first))
 
 

@@ -88,7 +88,7 @@ def start_hub(stack: ExitStack, folder: Path, notify: str, *, port: int | None =
 
 def receivers(folder: Path, **hooks: Hook) -> str:
     """Settings in which every receiver is told of everything without a wait."""
-    made = "\n".join(f'[[receivers]]\nname = "{name}"\nwebhook = "{one.url}"' for name, one in hooks.items())
+    made = "\n".join(f'[[receivers]]\nname = "{name}"\nwebhook = "{hook.url}"' for name, hook in hooks.items())
     names = ", ".join(f'"{name}"' for name in hooks)
     (folder / "notify.toml").write_text(f'{made}\n\n[[routes]]\nreceivers = [{names}]\nwait = "0s"\n')
     return 'via = "receivers"\nroutes = "notify.toml"\nconsole_url = "https://watch.example"'
@@ -119,9 +119,9 @@ def test_a_receiver_that_hangs_or_fails_delays_nobody_else(stack: ExitStack, tmp
     hub = start_hub(stack, tmp_path, receivers(tmp_path, good=good, bad=bad, hung=hung))
     push_xid(hub, 79)
     await_that(lambda: good.notices() == ["INC-1/good/opened/1"])
-    told = good.got[0]["notices"][0]
-    assert told["incident"]["cause"] == "gpu_fell_off_bus"
-    assert told["url"] == "https://watch.example/incidents/INC-1"
+    notice = good.got[0]["notices"][0]
+    assert notice["incident"]["cause"] == "gpu_fell_off_bus"
+    assert notice["url"] == "https://watch.example/incidents/INC-1"
     await_that(lambda: bad.notices() == ["INC-1/bad/opened/1"])
     answer = hub.command("incidents", "notices", "INC-1")
     assert answer.returncode == 0, answer.stderr
@@ -146,7 +146,7 @@ def test_after_kill_9_everything_is_as_it_was_and_nothing_is_sent_twice(stack: E
     push_xid(again, 95, "GPU-3", node="n3")
     await_that(lambda: "INC-3/good/opened/1" in good.notices())
     assert good.notices() == ["INC-1/good/opened/1", "INC-3/good/opened/1"]
-    kept = {one["id"]: one for one in again.incidents()}
+    kept = {incident["id"]: incident for incident in again.incidents()}
     assert (kept["INC-1"]["state"], kept["INC-1"]["assignee"]) == ("acknowledged", "ada")
     assert kept["INC-2"]["silenced_by"]["reason"] == "new fan"
     assert again.command("incidents", "resolve", "INC-1", "--why", "swapped").returncode == 0
@@ -204,18 +204,18 @@ def test_a_real_alertmanager_hears_from_us_and_we_from_it(stack: ExitStack, tmp_
     hub = start_hub(stack, tmp_path, f'via = "alertmanager"\nalertmanager_urls = ["{url}"]', port=hub_port)
     push_xid(hub, 79)
     ours = await_that(lambda: alerts_at(url))
-    assert [(one["labels"]["cause"], one["labels"]["watchkeeper_incident"]) for one in ours] == [
+    assert [(alert["labels"]["cause"], alert["labels"]["watchkeeper_incident"]) for alert in ours] == [
         ("gpu_fell_off_bus", "INC-1")
     ]
     summary = {"summary": "their rule says so"}
     theirs = {"alertname": "TheirXid", "severity": "critical", "Hostname": "n9", "UUID": "GPU-9", "xid": "48"}
     post(f"{url}/api/v2/alerts", [{"labels": theirs, "annotations": summary}])
-    found = await_that(lambda: [one for one in hub.incidents() if one["cause"] == "ecc_uncorrectable"])
-    assert found[0]["place"]["node"] == "n9"
+    opened = await_that(lambda: [incident for incident in hub.incidents() if incident["cause"] == "ecc_uncorrectable"])
+    assert opened[0]["place"]["node"] == "n9"
     assert len(hub.incidents()) == 2, "what we sent came back to us"
     made = hub.command("silence", "add", "node=n1", "--for", "1h", "--reason", "new riser")
     assert "alertmanager:" in made.stdout, made.stderr
-    await_that(lambda: [one for one in alerts_at(url) if one["status"]["state"] == "suppressed"])
+    await_that(lambda: [alert for alert in alerts_at(url) if alert["status"]["state"] == "suppressed"])
     over = [
         {
             "labels": theirs,
@@ -224,7 +224,7 @@ def test_a_real_alertmanager_hears_from_us_and_we_from_it(stack: ExitStack, tmp_
         }
     ]
     post(f"{url}/api/v2/alerts", over)
-    await_that(lambda: "Resolved: their rule says so" in json.dumps(hub.get("/api/incidents/" + found[0]["id"])))
+    await_that(lambda: "Resolved: their rule says so" in json.dumps(hub.get("/api/incidents/" + opened[0]["id"])))
 
 
 @pytest.mark.servers
@@ -268,7 +268,7 @@ def test_a_hub_killed_while_alertmanager_is_down_loses_nothing_and_tells_nobody_
     hub.server.kill()
     hub.server.wait()
     again = start_hub(stack, tmp_path, notify)
-    assert [one["id"] for one in again.incidents()] == ["INC-2"]
+    assert [incident["id"] for incident in again.incidents()] == ["INC-2"]
     start_alertmanager(stack, tmp_path, port=port, receiver=people.url)
     await_that(lambda: len(told(people)) == 3, within_seconds=90)
     assert sorted(told(people)) == ["INC-1 firing", "INC-1 resolved", "INC-2 firing"]
@@ -276,8 +276,8 @@ def test_a_hub_killed_while_alertmanager_is_down_loses_nothing_and_tells_nobody_
 
 def told(people: Hook) -> list[str]:
     """What Alertmanager's own receiver heard: each incident with its state, in the order of the calls."""
-    alerts = [one for body in people.got for one in body["alerts"]]
-    return [f"{one['labels']['watchkeeper_incident']} {one['status']}" for one in alerts]
+    alerts = [alert for body in people.got for alert in body["alerts"]]
+    return [f"{alert['labels']['watchkeeper_incident']} {alert['status']}" for alert in alerts]
 
 
 def stamp(seconds: float) -> str:
@@ -308,5 +308,5 @@ def start_alertmanager(
 
 def alerts_at(url: str) -> list[dict[str, Any]]:
     with urllib.request.urlopen(f"{url}/api/v2/alerts", timeout=60) as answer:
-        found: list[dict[str, Any]] = json.loads(answer.read())
-    return found
+        alerts: list[dict[str, Any]] = json.loads(answer.read())
+    return alerts

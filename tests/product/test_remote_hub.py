@@ -89,8 +89,8 @@ interval = "1s"
 def ask(url: str, expr: str) -> list[Any]:
     query = urllib.parse.urlencode({"query": expr})
     with urllib.request.urlopen(f"{url}/api/v1/query?{query}", timeout=60) as answer:
-        found: list[Any] = json.loads(answer.read())["data"]["result"]
-        return found
+        series: list[Any] = json.loads(answer.read())["data"]["result"]
+        return series
 
 
 def test_our_rules_run_over_a_prometheus_and_are_written_back_to_it(stack: ExitStack, tmp_path: Path) -> None:
@@ -105,9 +105,9 @@ def test_our_rules_run_over_a_prometheus_and_are_written_back_to_it(stack: ExitS
 def test_alerts_of_a_server_that_owns_the_rules_become_incidents(stack: ExitStack, tmp_path: Path) -> None:
     prometheus, fleet = start_prometheus(stack, tmp_path), start_fleet(stack, tmp_path)
     hub = start_hub(stack, tmp_path, settings=settings_of(prometheus, fleet, owner="server"))
-    found = await_that(hub.incidents)
-    assert [(one["cause"], one["severity"]) for one in found] == [("gpu_missing", "critical")]
-    assert "gpu-r01-01" in found[0]["title"]
+    incidents = await_that(hub.incidents)
+    assert [(incident["cause"], incident["severity"]) for incident in incidents] == [("gpu_missing", "critical")]
+    assert "gpu-r01-01" in incidents[0]["title"]
 
 
 def test_a_hub_that_reads_nothing_itself_knows_the_gpus_that_the_server_has_samples_of(

@@ -72,8 +72,8 @@ class Cluster(Place):
         try:
             request = urllib.request.Request(f"{self.hub.url}/api/events", content, kind)
             with urllib.request.urlopen(request, timeout=60) as answer:
-                found: dict[str, object] = json.loads(answer.read())
-                return found
+                repair: dict[str, object] = json.loads(answer.read())
+                return repair
         except OSError:
             return None
 
@@ -82,8 +82,8 @@ class Cluster(Place):
         return listed[0] if listed else {}
 
     def repair_that(self, says: str, words: str) -> dict[str, object] | None:
-        found = self.repair()
-        return found if words in str(found.get(says)) else None
+        state = self.repair()
+        return state if words in str(state.get(says)) else None
 
 
 @pytest.mark.slow
@@ -100,6 +100,8 @@ def test_a_reset_is_ordered_after_the_drain_and_done_once_though_the_hub_dies(
     with place.a_hub(), place.an_agent():
         validating = await_that(lambda: place.repair_that("state", "validating"))
         receipts: Any = validating["receipts"]
-        done = [(one["result"], one["text"]) for one in receipts if one["action"]["kind"] == "reset_gpu"]
+        done = [
+            (receipt["result"], receipt["text"]) for receipt in receipts if receipt["action"]["kind"] == "reset_gpu"
+        ]
         assert done == [("done", f"n1: {GPU} was reset and answers")]
     assert place.calls.read_text() == f"IDLE+DRAIN --gpu-reset -i {GPU}\n"

@@ -96,6 +96,6 @@ def test_a_hub_that_is_killed_at_every_call_still_brings_the_node_back_once(flee
         await_that(lambda: fleet.ask("/api/repairs?all=1")["repairs"][0]["state"] == "done")
         assert fleet.ask("/api/repairs?all=1")["repairs"][0]["node"]["node"] == node
         with urllib.request.urlopen(f"{fleet.url}/cluster/nodes/{node}", timeout=60) as answer:
-            seen = json.loads(answer.read())
-        assert (seen["schedulable"], seen["cordoned_by"]) == (True, None)
+            status = json.loads(answer.read())
+        assert (status["schedulable"], status["cordoned_by"]) == (True, None)
         assert sum(f"rebooting {node}" in text for text in fleet.calls()) <= 1

@@ -96,8 +96,8 @@ class Fleet:
 
     def node(self, name: str) -> dict[str, Any]:
         with urllib.request.urlopen(f"{self.simulator}/cluster/nodes/{name}", timeout=SOON_SECONDS) as answer:
-            found: dict[str, Any] = json.loads(answer.read())
-        return found
+            status: dict[str, Any] = json.loads(answer.read())
+        return status
 
     @contextlib.contextmanager
     def journal(self) -> Iterator[Journal]:
@@ -107,8 +107,8 @@ class Fleet:
 
     def lead(self) -> election.Lease:
         server = journal_servers.PostgresServer(self.address)
-        with contextlib.closing(election.Election(server, "test", url="", lease_seconds=1)) as asked:
-            return asked.read_lease()
+        with contextlib.closing(election.Election(server, "test", url="", lease_seconds=1)) as candidate:
+            return candidate.read_lease()
 
     def calls(self) -> list[str]:
         """What the simulator answered to every call of every hub, the one that was stopped too."""

@@ -41,12 +41,14 @@ def test_promtool_finds_no_problem_in_the_metrics_of_the_hub(product: Product) -
 @pytest.mark.slow
 def test_an_injected_xid_79_becomes_an_incident_with_cause_and_plan(product: Product) -> None:
     assert product.command("sim", "inject", "xid-79", "gpu-r01-02:3").returncode == 0
-    found = await_that(lambda: [one for one in product.incidents() if one["next_step"]])
-    assert (found[0]["cause"], found[0]["severity"]) == ("gpu_fell_off_bus", "critical")
-    assert found[0]["title"] == "GPU 3 on gpu-r01-02 fell off the bus"
-    assert "reboot" in found[0]["plan"]
-    shown = product.command("incidents", "show", found[0]["id"])
-    assert product.command("incidents", found[0]["id"].lower()).stdout.splitlines()[0] == shown.stdout.splitlines()[0]
+    incidents = await_that(lambda: [incident for incident in product.incidents() if incident["next_step"]])
+    assert (incidents[0]["cause"], incidents[0]["severity"]) == ("gpu_fell_off_bus", "critical")
+    assert incidents[0]["title"] == "GPU 3 on gpu-r01-02 fell off the bus"
+    assert "reboot" in incidents[0]["plan"]
+    shown = product.command("incidents", "show", incidents[0]["id"])
+    assert (
+        product.command("incidents", incidents[0]["id"].lower()).stdout.splitlines()[0] == shown.stdout.splitlines()[0]
+    )
     assert "Xid (PCI:0000:5d:00): 79" in shown.stdout
     assert "ruled out app_illegal_access" in shown.stdout
 
@@ -120,4 +122,6 @@ def test_what_was_open_before_kill_9_is_open_after_a_restart(tmp_path: Path) -> 
         first.wait()
     with servers.running(line, ready_url=f"{url}/-/ready", log=tmp_path / "again.log") as again:
         after = Product(url, again, tmp_path / "again.log").get("/api/incidents?open=0")["incidents"]
-    assert [(one["id"], one["cause"], one["assignee"]) for one in after] == [("INC-1", "ecc_uncorrectable", "local")]
+    assert [(incident["id"], incident["cause"], incident["assignee"]) for incident in after] == [
+        ("INC-1", "ecc_uncorrectable", "local")
+    ]

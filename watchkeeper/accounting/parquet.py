@@ -25,8 +25,6 @@ Cell = str | float | None
 
 @dataclass(frozen=True, slots=True)
 class _ThriftField:
-    """An encoded value of the footer, with its Thrift type."""
-
     kind: int
     content: bytes
 

@@ -103,7 +103,6 @@ def advise_on_forecast(demand: Forecast, full: Fullness, need: GpusNeeded) -> li
 
 
 def advise_on_capacity(capacity: FleetCapacity, repartitions: Iterable[Repartition]) -> list[ScalingAdvice]:
-    """Return the advice that makes more GPUs usable without new ones."""
     advice = []
     if capacity.shapes:
         largest = capacity.shapes[-1]

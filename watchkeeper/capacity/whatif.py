@@ -271,7 +271,6 @@ def find_smallest_addition(
     target_seconds: float,
     policy: QueuePolicy = QueuePolicy.BACKFILL,
 ) -> Addition:
-    """Find the smallest number of nodes to add so that the p95 wait stays within a target."""
     # More GPUs can lengthen a single wait, because the order of jobs changes. So the result meets the target, and one
     # node less was replayed and did not.
     size = max(node.gpus for node in nodes)

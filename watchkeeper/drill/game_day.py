@@ -41,8 +41,6 @@ class GameDayPlan:
 
 @dataclass(slots=True)
 class GameDayResult:
-    """The verdicts, in the order of the plan, and the healthy hours."""
-
     verdicts: list[scoring.ScenarioVerdict] = field(default_factory=list)
     healthy: scoring.HealthyHours = field(default_factory=scoring.HealthyHours)
 

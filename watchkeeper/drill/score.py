@@ -155,7 +155,6 @@ async def run_scenario(name: str) -> ScenarioVerdict:
 
 
 async def run_pair(names: tuple[str, str]) -> list[ScenarioVerdict]:
-    """Inject two faults into one node of a new fleet and score each."""
     with temporary_fleet(SimSettings(gpus=PAIR_GPUS, seed=SEED), HUB_INTERVALS) as monitored:
         first, second = (scenario.find_scenario(monitored.simulation.scenarios, name) for name in names)
         await _advance_history(monitored, [first, second])
@@ -226,7 +225,6 @@ async def _advance_to_fault(monitored: MonitoredFleet, fault: SimFault) -> None:
 
 
 async def _find_duplicate_incidents(monitored: MonitoredFleet, fault: SimFault) -> tuple[Incident, ...]:
-    """Open incidents of jobs that a hardware fault stalled."""
     is_hardware = causes.lookup(fault.scenario.truth.cause).is_hardware
     if not is_hardware or not any(effect.stall for effect in fault.scenario.effects):
         return ()

@@ -102,8 +102,6 @@ class Include:
 
 @dataclass(frozen=True, slots=True)
 class LoopExit:
-    """`break` or `continue`."""
-
     word: str
 
 
@@ -265,7 +263,6 @@ class _PipelineReader:
             at = match.end()
 
     def read_name_and_value(self) -> tuple[str, Term | None]:
-        """Parse a quoted name and an optional value."""
         name = self.read_operand(depth=0)
         if not isinstance(name, Literal) or not isinstance(name.value, str):
             raise TemplateError('a template needs a quoted name, such as "rows"')

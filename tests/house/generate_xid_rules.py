@@ -38,7 +38,7 @@ ALERT = """
           {expr}
         labels:
           severity: {severity}
-          cause: {cause}
+          cause: {cause}{resolution}
         annotations:
           summary: {summary}
           description: >-
@@ -87,6 +87,8 @@ def _hardware_alert(cause: str, own_action: str, rows: list[xid.XidRow]) -> str:
         expr=_any_code("watchkeeper:gpu_new_xid:code", (row.code for row in rows)),
         severity="critical",
         cause=cause,
+        # Alerts of one name need different labels, or promtool calls them duplicates.
+        resolution=f"\n          resolution: {own_action}" if own_action else "",
         summary=summary,
         codes=_listed(rows),
         action=action,
@@ -102,6 +104,7 @@ def _application_alert() -> str:
         expr=APPLICATION_EXPR.format(codes=codes),
         severity=row.severity,
         cause=row.cause,
+        resolution="",
         summary=f"A program on {GPU} failed with Xid {{{{ $value }}}}",
         codes=_listed(map(xid.lookup, APPLICATION_CODES)),
         action=row.advice(GPU, NODE).removesuffix("."),

@@ -229,8 +229,8 @@ def _usage(dcgm: dict[str, str], gpu: int) -> Iterator[tuple[Labels, list[float 
 def _for_rules(dice: random.Random, known: set[str]) -> Iterator[tuple[Labels, list[float | None]]]:
     """Series for the metrics of shipped rules that are not among the ones above.
 
-    Counters begin high: 2.42 extrapolates one that begins near 0 by another rule than Prometheus 3. No value is 0: a gap
-    on the left of `or` is filled by MetricsQL (see KNOWN in test_contract).
+    Counters begin high: 2.42 extrapolates one that begins near 0 by another rule than Prometheus 3. No value is 0, as
+    MetricsQL fills a gap on the left of `or` (see KNOWN in test_contract).
     """
     for labels in dashboards.series(dashboards.parsed(rule_expressions()), most=1000):
         if labels.name not in known:

@@ -66,14 +66,16 @@ alertmanager_urls = ["http://alertmanager:9093/am"]
 [render]
 targets = ["a[1-2]:9400"]
 """
-SECRETS = ("TokenA", "TokenB", "passw0rd")
+SECRETS = ("TokenA", "TokenB", "TokenD", "passw0rd")
 
 
 def write(folder: Path, more: str = "") -> Path:
     """The settings file of the fleet, with everything that it names."""
     (folder / "inventory.toml").write_text(INVENTORY)
     (folder / "notify.toml").write_text(ROUTES)
-    (folder / "oncall").write_text("slack://TokenA/TokenB/TokenC/#gpu\nmailto://u:passw0rd@example.com\n")
+    (folder / "oncall").write_text(
+        "slack://TokenA/TokenB/TokenC/#gpu\nmailto://u:passw0rd@example.com\ntgram://123456789:TokenD/42\n"
+    )
     path = folder / "hub.toml"
     path.write_text(SETTINGS + more)
     return path

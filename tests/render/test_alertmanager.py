@@ -84,7 +84,7 @@ def test_what_cannot_be_expressed_is_said_where_it_belongs(tmp_path: Path) -> No
         "Not expressible: the weekly digest.",
         "Not expressible: after 15m without acknowledgement the hub also notifies tickets.",
         "Not expressible: at most 6 messages a minute.",
-        "Not expressible: mailto. It is sent to the hub",
+        "Not expressible: tgram. It is sent to the hub",
         "Outside these hours the hub continues with the next routes",
     ):
         assert text.count(lost) >= 1, lost
@@ -100,6 +100,67 @@ def test_a_cause_silences_its_effects_at_the_same_place_and_nothing_else() -> No
     assert (down["equal"], down["target_matchers"][1]) == (["cluster", "node"], 'node!=""')
     assert "node_down" not in down["target_matchers"][0]
     assert told["gpu_fell_off_bus"]["equal"] == ["cluster", "node", "gpu"]
+
+
+# Apprise's own documentation of e-mail has these notations: https://github.com/caronc/apprise/wiki/Notify_email
+MAIL = [
+    (
+        "mailtos://user:s3cret@example.com?to=ops@corp.com,two@corp.com&from=Watch",
+        {"smarthost": "example.com:587", "from": "Watch <user@example.com>", "to": "ops@corp.com, two@corp.com"}
+        | {"require_tls": True, "auth_username": "user"},
+    ),
+    (
+        "mailto://mail.corp.lan:2525?from=wk@corp.lan&to=ops@corp.lan",
+        {"smarthost": "mail.corp.lan:2525", "from": "wk@corp.lan", "to": "ops@corp.lan", "require_tls": False},
+    ),
+    (
+        "mailtos://_?user=me@d.com&pass=s3cret&smtp=smtp.d.com&from=no@d.com&to=a@b.com&cc=c@d.com&bcc=e@f.com",
+        {"smarthost": "smtp.d.com:587", "from": "no@d.com", "to": "a@b.com, c@d.com, e@f.com", "require_tls": True}
+        | {"auth_username": "me@d.com", "headers": {"To": "a@b.com", "Cc": "c@d.com"}},
+    ),
+    (
+        "mailtos://me:s3cret@corp.com:465?mode=ssl&verify=no&to=a@b.com",
+        {"smarthost": "corp.com:465", "to": "a@b.com", "from": "Apprise <me@corp.com>", "require_tls": False}
+        | {"auth_username": "me", "tls_config": {"insecure_skip_verify": True}},
+    ),
+]
+
+
+def mail_receiver(folder: Path, *addresses: str) -> Path:
+    settings = fleet_settings.load(folder)
+    (folder / "oncall").write_text("\n".join(addresses))
+    return written(folder, settings)
+
+
+@pytest.mark.parametrize(("address", "entry"), MAIL)
+def test_an_email_address_becomes_an_email_receiver_without_its_password(
+    tmp_path: Path, address: str, entry: dict[str, Any]
+) -> None:
+    path = mail_receiver(tmp_path, address)
+    receivers = {row["name"]: row for row in yaml.safe_load(path.read_text())["receivers"]}
+    expected = entry | {"send_resolved": True}
+    if "auth_username" in entry:
+        expected["auth_password_file"] = "/etc/alertmanager/secrets/oncall.mailto"
+    assert receivers["oncall"]["email_configs"] == [expected]
+    assert receivers["oncall-without-resolved"]["email_configs"][0]["send_resolved"] is False
+    assert "s3cret" not in path.read_text()
+
+
+@pytest.mark.servers
+def test_amtool_accepts_email_receivers(tmp_path: Path) -> None:
+    path = mail_receiver(tmp_path, *(address for address, _ in MAIL))
+    assert "SUCCESS" in amtool("check-config", path)
+    (oncall,) = (row for row in yaml.safe_load(path.read_text())["receivers"] if row["name"] == "oncall")
+    files = [entry.get("auth_password_file", "") for entry in oncall["email_configs"]]
+    assert [name.rpartition("/")[2] for name in files] == ["oncall.mailto", "", "oncall.mailto3", "oncall.mailto4"]
+
+
+@pytest.mark.parametrize("address", ["mailtos://me:s3cret@corp.com:1465?mode=ssl", "mailto://", "t0psecret"])
+def test_email_that_alertmanager_cannot_send_goes_to_the_hub(tmp_path: Path, address: str) -> None:
+    text = mail_receiver(tmp_path, address).read_text()
+    assert "email_configs" not in text
+    assert "It is sent to the hub, which notifies oncall" in text
+    assert "s3cret" not in text and "t0psecret" not in text
 
 
 def test_hours_keep_their_days_and_zone(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from watchkeeper.catalogue import causes
 from watchkeeper.config import settings as config
 from watchkeeper.model import silences
-from watchkeeper.notify import alertmanager, routing
+from watchkeeper.notify import alertmanager, email_address, routing
 from watchkeeper.query.promql import patterns
 from watchkeeper.render import yaml_text
 from watchkeeper.render.tree import RenderedFile
@@ -28,13 +28,15 @@ NO_RECEIVER, HUB = "none", "watchkeeper"
 DAY_NAMES = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 # Labels that only the hub's alerts have: Prometheus has no racks, jobs and incidents.
 HUB_LABELS = frozenset({"rack", "leaf", "workload", "incident"})
-# Apprise schemes that Alertmanager 0.25 also supports: its key, the key of the secret file, and the secret.
+# Apprise schemes that Alertmanager 0.25 also supports, beside e-mail: its key, that of the secret file, and the secret.
 SERVICES = {
     "slack": ("slack_configs", "api_url_file", "the address of the incoming webhook"),
     "pagerduty": ("pagerduty_configs", "routing_key_file", "the integration key"),
     "opsgenie": ("opsgenie_configs", "api_key_file", "the API key"),
 }
 SCHEME = re.compile(r"([a-z0-9]+)://", re.IGNORECASE)
+# Alertmanager speaks TLS from the first byte only with this port.
+IMPLICIT_TLS_PORT = 465
 ABOUT = """Alertmanager for the alerts of Prometheus and of the hub. Check it with: amtool check-config alertmanager.yml
 and: amtool config routes test --config.file=alertmanager.yml severity=critical team=research
 Secrets are not rendered: put each into the file that its comment names."""
@@ -137,29 +139,62 @@ def _receiver(name: str, receiver: routing.Receiver, sends_resolved: bool, setti
         if not is_hub:
             notes.append("It receives Alertmanager's JSON, not the hub's.")
         return YamlPart({**value, "webhook_configs": [webhook | resolved_option]}, "\n".join(notes))
-    for scheme in _schemes(receiver):
-        if scheme in SERVICES:
-            key, file_key, what = SERVICES[scheme]
-            secret = f"{SECRETS}/{receiver.name}.{scheme}"
-            value.setdefault(key, []).append({file_key: secret} | (resolved_option or {"send_resolved": True}))
-            notes.append(f"{secret} contains {what}.")
-        else:
-            hub = _webhook(_hub_webhook(settings), f"{SECRETS}/{HUB}" if settings.hub.tokens else None)
-            value["webhook_configs"] = [hub | resolved_option]
-            notes.append(
-                f"Not expressible: {scheme}. It is sent to the hub, which notifies {receiver.name} if [notify] via "
-                'is "receivers".'
-            )
+    for number, address in enumerate(_read_addresses(receiver), 1):
+        key, service, note = _service(address, receiver.name, number=number, settings=settings)
+        # Alertmanager's webhook sends it by default, most of its services do not.
+        option = resolved_option or ({} if key == "webhook_configs" else {"send_resolved": True})
+        if (entry := service | option) not in (entries := value.setdefault(key, [])):
+            entries.append(entry)
+        notes += [note] if note and note not in notes else []
     return YamlPart(value, "\n".join(notes))
 
 
-def _schemes(receiver: routing.Receiver) -> list[str]:
-    """The schemes of a receiver's Apprise addresses; nothing else of the file is used."""
+def _read_addresses(receiver: routing.Receiver) -> list[str]:
+    """The Apprise addresses of a receiver; an empty one if there is none."""
     try:
-        text = Path(receiver.apprise_file or "").read_text(encoding="utf-8")
+        return Path(receiver.apprise_file or "").read_text(encoding="utf-8").split() or [""]
     except (OSError, UnicodeDecodeError):
-        return ["an address file that cannot be read"]
-    return list(dict.fromkeys(scheme.lower() for scheme in SCHEME.findall(text))) or ["no address"]
+        return [""]
+
+
+def _service(address: str, receiver: str, *, number: int, settings: config.Settings) -> tuple[str, dict[str, Any], str]:
+    """The key, the entry and a note of an Apprise address; the hub sends what Alertmanager cannot."""
+    match, secret = SCHEME.match(address), f"{SECRETS}/{receiver}"
+    # Deliberately never the address: it may be a secret.
+    scheme = match[1].lower() if match else "a file without a readable address"
+    if scheme in SERVICES:
+        key, file_key, what = SERVICES[scheme]
+        return key, {file_key: f"{secret}.{scheme}"}, f"{secret}.{scheme} contains {what}."
+    email = email_address.read_email_address(address)
+    if email is not None and (email.mode != "ssl" or email.port == IMPLICIT_TLS_PORT):
+        entry, note = _email(email, f"{secret}.mailto" if number == 1 else f"{secret}.mailto{number}")
+        return "email_configs", entry, note
+    hub = _webhook(_hub_webhook(settings), f"{SECRETS}/{HUB}" if settings.hub.tokens else None)
+    via_hub = f'It is sent to the hub, which notifies {receiver} if [notify] via is "receivers".'
+    return "webhook_configs", hub, f"Not expressible: {scheme}. {via_hub}"
+
+
+def _email(email: email_address.EmailAddress, password: str) -> tuple[dict[str, Any], str]:
+    host = f"[{email.host}]" if ":" in email.host else email.host
+    # With the port of implicit TLS, Alertmanager takes `require_tls` for a second STARTTLS.
+    entry: dict[str, Any] = {
+        "to": ", ".join((*email.to, *email.cc, *email.bcc)),
+        "from": email.sender,
+        "smarthost": f"{host}:{email.port}",
+        "require_tls": email.mode == "starttls",
+    }
+    headers = {"To": email.to, "Cc": email.cc, "Reply-To": email.reply_to}
+    if email.cc or email.bcc or email.reply_to:
+        entry["headers"] = {name: ", ".join(addresses) for name, addresses in headers.items() if addresses}
+    if not email.verifies_certificate:
+        entry["tls_config"] = {"insecure_skip_verify": True}
+    if not (email.user and email.has_password):
+        return entry, ""
+    entry |= {"auth_username": email.user, "auth_password_file": password}
+    no_tls = (
+        " Alertmanager sends no password with PLAIN, because this is without TLS." if email.mode == "insecure" else ""
+    )
+    return entry, f"{password} contains the password of {email.user} at {host}.{no_tls}"
 
 
 def _webhook(url: str, secret: str | None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -230,6 +231,38 @@ def test_classify_prints_the_documented_json(tmp_path: Path) -> None:
     assert [(part["label"], part["class"]) for part in parts] == [("products", "compute_bound"), ("nothing", "idle")]
     assert {"label", "class", "confidence", "why"} <= set(parts[0])
     assert "compute_bound" in run(dict(os.environ), "classify", "two.csv", cwd=tmp_path).stdout
+
+
+def test_classify_compares_each_segment_with_the_kind_of_its_workload(tmp_path: Path) -> None:
+    names = ("products", "nothing")
+    tracks = [loads.record(loads.LOADS[name], since=8.0 * at, label=name) for at, name in enumerate(names)]
+    recording.write_csv(Recording((loads.joined(*tracks),)), tmp_path / "two.csv")
+    asked = ("classify", "two.csv", "--kind", "training")
+    busy, idle = json.loads(run(dict(os.environ), *asked, "--json", cwd=tmp_path).stdout)["segments"]
+    assert (busy["kind"], idle["kind"]) == ("training", "training")
+    # packs/profile_expectations.csv: a training job uses its tensor cores 50 to 100 % and 80 to 100 % of its power.
+    met = [{row["metric"]: row["is_met"] for row in part["expected"]} for part in (busy, idle)]
+    assert [(part["tensor"], part["power"]) for part in met] == [(True, True), (False, False)]
+    printed = run(dict(os.environ), *asked, cwd=tmp_path).stdout
+    assert "Expected values for training in segment nothing:" in printed
+    assert "the GPU does not work at full load" in printed
+
+
+def test_a_metric_that_was_not_recorded_has_an_unknown_expectation(tmp_path: Path) -> None:
+    (tmp_path / "few.csv").write_text("t,gpu_util\n" + "".join(f"{at},95\n" for at in range(40)))
+    ran = run(dict(os.environ), "classify", "few.csv", "--kind", "inference", "--json", cwd=tmp_path)
+    rows = {row["metric"]: (row["seen"], row["is_met"]) for row in json.loads(ran.stdout)["segments"][0]["expected"]}
+    assert rows == {"gpu_util": (0.95, True), "power": (None, None), "memory_used": (None, None)}
+
+
+def test_classify_compares_the_gpus_of_a_workload_with_each_other(tmp_path: Path) -> None:
+    gpus = [replace(loads.record(loads.LOADS[name]), gpu=str(at)) for at, name in enumerate(("products", "nothing"))]
+    recording.write_csv(Recording(tuple(gpus)), tmp_path / "two.csv")
+    ran = run(dict(os.environ), "classify", "two.csv", "--kind", "multi_gpu", "--json", cwd=tmp_path)
+    spreads = [
+        row for part in json.loads(ran.stdout)["segments"] for row in part["expected"] if row["metric"] == "spread"
+    ]
+    assert spreads and all(row["seen"] > 0.5 and row["remark"] == "the load of the GPUs is uneven" for row in spreads)
 
 
 def test_classify_of_an_invalid_file_exits_with_1_and_names_the_line(tmp_path: Path) -> None:

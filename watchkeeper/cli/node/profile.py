@@ -20,6 +20,7 @@ RECORDING = click.Path(path_type=Path, exists=True, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 # The bottleneck on the progress line is that of the last seconds.
 RECENT_SECONDS = 5.0
+KIND = click.Choice(["training", "inference", "multi_gpu"])
 WORKLOAD_KEY = "watchkeeper.profile.command"
 
 
@@ -46,7 +47,7 @@ class ProfileGroup(FullHelpGroup):
 @click.option("--for", "seconds", type=Duration(), help="Record this long, for example 60s; CMD keeps running.")
 @click.option("--rate", type=click.FloatRange(0.1, 10), default=10.0, help="Samples per second.")
 @click.option("-i", "--gpus", metavar="GPUS", help="Record only these GPUs, for example 0,2-3.  [default: all]")
-@click.option("--kind", type=click.Choice(["training", "inference", "multi_gpu"]), help="Kind of workload.")
+@click.option("--kind", type=KIND, help="Kind of workload.")
 @click.option("--baseline", type=RECORDING, help="Earlier recording (CSV or Parquet) to compare with.")
 @click.option("--output", type=FOLDER, help="Folder for recording and report.  [default: profile-DATE-TIME]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; the output of CMD then goes to standard error.")
@@ -162,8 +163,9 @@ def _parse_indices(text: str | None) -> list[int]:
 @command.command("classify")
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False, allow_dash=True))
 @click.option("--model", "model_name", metavar="NAME", help="GPU model, if the memory clock does not identify it.")
+@click.option("--kind", type=KIND, help="Compare each segment with the expected values of this kind of workload.")
 @as_json
-def classify(file: Path, model_name: str | None, as_json: bool) -> None:
+def classify(file: Path, model_name: str | None, kind: str | None, as_json: bool) -> None:
     """Find the bottleneck of each segment of the recording FILE (CSV or Parquet, - for stdin).
 
     Each label is a segment; rows labelled `gap` belong to none. Without labels, segments end where values change.
@@ -175,18 +177,33 @@ def classify(file: Path, model_name: str | None, as_json: bool) -> None:
     recorded = recording.read_text(sys.stdin.read(), where="stdin") if is_stdin else recording.read_recording(file)
     judged = segments.judge_recording(recorded, model)
     if as_json:
-        print_json(as_plain(recorded, judged))
+        print_json(as_plain(recorded, judged, kind))
         return
     for note in recorded.notes:
         click.echo(f"note: {note}", err=True)
-    _print_segments(judged, is_many=len(recorded.tracks) > 1)
+    is_many = len(recorded.tracks) > 1
+    _print_segments(judged, is_many=is_many)
+    for segment in judged.segments if kind else ():
+        gpu = f" of GPU {segment.gpu}" if is_many else ""
+        click.echo(f"\nExpected values for {kind} in segment {segment.label}{gpu}:".replace("multi_gpu", "multi-gpu"))
+        expected = report.segment_expectations(recorded, segment, judged.model, kind)
+        click.echo("\n".join(report_text.expectation_rows(expected)))
 
 
-def as_plain(recorded: recording.Recording, judged: segments.JudgedRecording) -> dict[str, Any]:
+def as_plain(
+    recorded: recording.Recording, judged: segments.JudgedRecording, kind: str | None = None
+) -> dict[str, Any]:
     """The documented shape of `profile classify --json`; keys are added, never renamed."""
     start = min(track.times[0] for track in recorded.tracks)
+
+    def expected(segment: segments.Segment) -> dict[str, Any]:
+        if kind is None:
+            return {}
+        rows = report.segment_expectations(recorded, segment, judged.model, kind)
+        return {"kind": kind, "expected": report.expectations_as_json(rows)}
+
     return {
-        "segments": [report.segment_as_json(segment, start) for segment in judged.segments],
+        "segments": [report.segment_as_json(segment, start) | expected(segment) for segment in judged.segments],
         "model": judged.model.name,
         "model_is_assumed": not judged.model_is_known,
         "samples_between_segments": judged.unassigned_rows,

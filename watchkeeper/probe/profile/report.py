@@ -109,7 +109,7 @@ def build_report(
         expected=advice.metric_expectations(
             workload_kind,
             features,
-            limit_watts=float(recording.facts.get(gpus[0].gpu, {}).get("power_limit_w") or model.tdp_watts),
+            limit_watts=_limit_watts(recording, gpus[0].gpu, model),
             spread=spread,
             memory_used=gpus[0].memory_used,
         ),
@@ -136,11 +136,34 @@ def _select_tracks(recording: Recording, model: GpuModel, used_gpus: set[str]) -
 def _report_gpu(track: GpuTrack, judged_recording: segments.JudgedRecording, recording: Recording) -> GpuReport:
     timeline = tuple(segment for segment in judged_recording.segments if segment.gpu == track.gpu)
     main = main_segment(timeline)
-    memory_mib = recording.facts.get(track.gpu, {}).get("memory_mib") or judged_recording.model.memory_mib
-    used_mib = present_values(track.numbers.get("fb_used_mib", ()))
-    memory_used = max(used_mib) / memory_mib if used_mib and memory_mib else None
     achieved = advice.achieved_rates(main.features, judged_recording.model)
-    return GpuReport(track.gpu, timeline, main, achieved, memory_used)
+    return GpuReport(track.gpu, timeline, main, achieved, _memory_used(recording, track, judged_recording.model))
+
+
+def _limit_watts(recording: Recording, gpu: str, model: GpuModel) -> float:
+    return float(recording.facts.get(gpu, {}).get("power_limit_w") or model.tdp_watts)
+
+
+def _memory_used(recording: Recording, track: GpuTrack, model: GpuModel) -> float | None:
+    memory_mib = recording.facts.get(track.gpu, {}).get("memory_mib") or model.memory_mib
+    used_mib = present_values(track.numbers.get("fb_used_mib", ()))
+    return max(used_mib) / memory_mib if used_mib and memory_mib else None
+
+
+def segment_expectations(
+    recording: Recording, segment: segments.Segment, model: GpuModel, kind: str
+) -> tuple[advice.MetricExpectation, ...]:
+    """The expected values of a segment; the spread is that of all GPUs that were recorded meanwhile."""
+    tracks = {track.gpu: _segment_rows(track, segment) for track in recording.tracks}
+    active = [track for track in tracks.values() if len(track) and track.has_activity(range(len(track)))]
+    levels = [segments.judge_whole(track, model).features.rhythm.mean for track in active]
+    return advice.metric_expectations(
+        kind,
+        segment.features,
+        limit_watts=_limit_watts(recording, segment.gpu, model),
+        spread=max(levels) - min(levels) if len(levels) > 1 else None,
+        memory_used=_memory_used(recording, tracks[segment.gpu], model),
+    )
 
 
 def main_segment(timeline: Sequence[segments.Segment]) -> segments.Segment:
@@ -245,7 +268,7 @@ def report_as_json(report: ProfileReport) -> dict[str, Any]:
         "gain": wire.to_plain(report.gain),
         "tool": report.tool,
         "evidence": {name: value for name, value in wire.to_plain(main.features).items() if value is not None},
-        "expected": [{**wire.to_plain(row), "is_met": row.is_met} for row in report.expected],
+        "expected": expectations_as_json(report.expected),
         "gpus": [
             {
                 "gpu": gpu.gpu,
@@ -264,6 +287,10 @@ def report_as_json(report: ProfileReport) -> dict[str, Any]:
         else {"class": report.baseline_bound, "compared": wire.to_plain(report.compared_columns)},
         "notes": list(report.notes),
     }
+
+
+def expectations_as_json(expected: Iterable[advice.MetricExpectation]) -> list[dict[str, Any]]:
+    return [{**wire.to_plain(row), "is_met": row.is_met} for row in expected]
 
 
 def segment_as_json(segment: segments.Segment, started: float) -> dict[str, Any]:

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from watchkeeper.probe.profile import advice
 from watchkeeper.probe.profile.compare import Difference
 from watchkeeper.probe.profile.report import PROFILER_CONFIDENCE, ProfileReport
 from watchkeeper.probe.profile.verdict import Bound
@@ -91,13 +92,17 @@ def _evidence_lines(report: ProfileReport) -> Iterator[str]:
 def _expected_lines(report: ProfileReport) -> Iterator[str]:
     assumed = " (assumed; set --kind)" if report.kind_is_assumed else ""
     yield f"Expected values for {report.kind.replace('_', '-')}{assumed}:"
-    for row in report.expected:
+    yield from expectation_rows(report.expected)
+    yield ""
+
+
+def expectation_rows(expected: Iterable[advice.MetricExpectation]) -> Iterator[str]:
+    for row in expected:
         value_text = "unknown" if row.value is None else f"{100 * row.value:.0f} %"
         state = "?" if row.is_met is None else "ok" if row.is_met else "off"
         remark = f"  {row.remark}" if row.remark else ""
         range_text = f"expected {100 * row.low:.0f} to {100 * row.high:.0f} %"
         yield f"  {state:<4}{METRIC_NAMES[row.metric]:<24}{value_text:>8}   {range_text}{remark}"
-    yield ""
 
 
 def _timeline_lines(report: ProfileReport) -> Iterator[str]:

@@ -160,7 +160,7 @@ def test_email_that_alertmanager_cannot_send_goes_to_the_hub(tmp_path: Path, add
     text = mail_receiver(tmp_path, address).read_text()
     assert "email_configs" not in text
     assert "It is sent to the hub, which notifies oncall" in text
-    assert "s3cret" not in text and "t0psecret" not in text
+    assert not [secret for secret in ("s3cret", "t0psecret") if secret in text]
 
 
 def test_hours_keep_their_days_and_zone(tmp_path: Path) -> None:

@@ -262,7 +262,8 @@ def test_classify_compares_the_gpus_of_a_workload_with_each_other(tmp_path: Path
     spreads = [
         row for part in json.loads(ran.stdout)["segments"] for row in part["expected"] if row["metric"] == "spread"
     ]
-    assert spreads and all(row["seen"] > 0.5 and row["remark"] == "the load of the GPUs is uneven" for row in spreads)
+    assert spreads
+    assert all(row["seen"] > 0.5 and row["remark"] == "the load of the GPUs is uneven" for row in spreads)
 
 
 def test_classify_of_an_invalid_file_exits_with_1_and_names_the_line(tmp_path: Path) -> None:

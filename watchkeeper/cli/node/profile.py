@@ -183,9 +183,11 @@ def classify(file: Path, model_name: str | None, kind: str | None, as_json: bool
         click.echo(f"note: {note}", err=True)
     is_many = len(recorded.tracks) > 1
     _print_segments(judged, is_many=is_many)
-    for segment in judged.segments if kind else ():
+    if kind is None:
+        return
+    for segment in judged.segments:
         gpu = f" of GPU {segment.gpu}" if is_many else ""
-        click.echo(f"\nExpected values for {kind} in segment {segment.label}{gpu}:".replace("multi_gpu", "multi-gpu"))
+        click.echo(f"\nExpected values for {kind.replace('_', '-')} in segment {segment.label}{gpu}:")
         expected = report.segment_expectations(recorded, segment, judged.model, kind)
         click.echo("\n".join(report_text.expectation_rows(expected)))
 

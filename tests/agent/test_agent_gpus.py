@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from tests import servers
 from tests.agent.conftest import MakeFake
@@ -20,6 +21,7 @@ from tests.support.running_agent import machine, running
 from tests.support.waiting import until_async
 from watchkeeper.agent import agent
 from watchkeeper.agent.gpus import driver_events
+from watchkeeper.cli.main import watchkeeper
 from watchkeeper.kit.clock import ScaledClock
 from watchkeeper.kit.wire import loads
 from watchkeeper.model.events import EventKind
@@ -136,6 +138,24 @@ def test_a_violated_policy_is_reported_with_both_numbers(tmp_path: Path, machine
             event = node.told(EventKind.POLICY_VIOLATION)[0]
             assert (event.fields["policy"], event.fields["cause"], event.code) == ("thermal", "thermal_throttle", 8)
             assert (event.fields["value"], event.fields["limit"]) == ("-6", "0")
+
+    asyncio.run(story())
+
+
+@pytest.mark.slow
+def test_a_limit_that_a_person_sets_applies_to_the_running_agent(tmp_path: Path, machine_of: MakeFake) -> None:
+    fake = machine_of(1)
+    fake.tell(0, Temperature=61)
+
+    async def story() -> None:
+        async with running(machine(tmp_path), fake) as node:
+            await node.until_page(lambda text: "\nDCGM_FI_DEV_GPU_TEMP{" in text)
+            assert not node.told(EventKind.POLICY_VIOLATION)
+            spool = next(tmp_path.rglob("spool"))
+            CliRunner().invoke(watchkeeper, ["agent", "policy", "set", "thermal", "60", "--spool", str(spool)])
+            await until_async(lambda: bool(node.told(EventKind.POLICY_VIOLATION)))
+            event = node.told(EventKind.POLICY_VIOLATION)[0]
+            assert (event.fields["policy"], event.fields["value"], event.fields["limit"]) == ("thermal", "61", "60")
 
     asyncio.run(story())
 

@@ -41,7 +41,7 @@ from watchkeeper.agent import (
     spool,
 )
 from watchkeeper.agent.attribution import node_holders
-from watchkeeper.agent.gpus import dcgm_profile, driver_events, policies, reader_watch, sampler
+from watchkeeper.agent.gpus import dcgm_profile, driver_events, policies, policy_limits, reader_watch, sampler
 from watchkeeper.agent.kernel import gpu_addresses, kernel_follow, kernel_position, kernel_sources
 from watchkeeper.errors import CollectError, SettingsError
 from watchkeeper.kit import clock, files, logs, memory, own_metrics
@@ -143,6 +143,8 @@ class Agent:
         self._xid_merge = driver_events.XidMerge()
         self._report_schedule = driver_events.ReportSchedule()
         self._policy_watch = policies.PolicyWatch(policies.load_policies())
+        limits = policy_limits.PolicyLimits(settings.spool_directory)
+        self._policy_limits_watch = policy_limits.PolicyLimitsWatch(limits)
         # One limiter for both reports of an Xid, so that a flood is counted once.
         self._rate_limiter = kernel_follow.EventRateLimiter()
         self._sampler: sampler.Sampler | None = None
@@ -320,6 +322,8 @@ class Agent:
         if self._sampler is None:
             return
         faults_by_key = {(fault.cause, fault.place): fault for fault in self._sampler.faults()}
+        if (changed := self._policy_limits_watch.read_changes()) is not None:
+            self._policy_watch.replace_policies(changed)
         violations = self._policy_watch.find_violations(self._sampler.snapshot().gpus, now)
         violations_by_key = {(violation.policy.name, violation.uuid): violation for violation in violations}
         for key in self._report_schedule.take_due({**faults_by_key, **violations_by_key}, now):

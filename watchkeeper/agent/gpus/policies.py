@@ -1,7 +1,8 @@
 """Evaluates DCGM's policies on the newest samples and returns the violations.
 
-The limits are in packs/policies/dcgm.toml. The agent evaluates them after each round of the sampler and builds events
-from the violations; other packages decide what to do about them.
+The limits are in packs/policies/dcgm.toml; `policy_limits` has those that a person set on this node. The agent
+evaluates them after each round of the sampler and builds events from the violations; other packages decide what to do
+about them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import tomllib
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from watchkeeper.agent.gpus.gpu_samples import GpuSample
@@ -19,6 +20,7 @@ from watchkeeper.readers.nvml.families import Cadence
 
 FILE = "policies/dcgm.toml"
 XID = "xid"
+SET_SOURCE = "set on this node"
 # Older samples are not evaluated.
 STALE_SECONDS = 15.0
 # One reading per second for the longest window; more add nothing.
@@ -40,6 +42,31 @@ class DcgmPolicy:
     of: str | None = None
     grows_by: float | None = None
     within_seconds: float = 60.0
+    settable: tuple[float, float] | None = None
+    set_measures: tuple[str, ...] = ()
+    set_words: str = ""
+
+    @property
+    def limit_text(self) -> str:
+        if self.grows_by is not None:
+            return f"{self.grows_by:g} or more in {self.within_seconds:g} s"
+        if self.at_most is not None:
+            return f"{self.at_most:g} or less"
+        factor = f" × {self.of}" if self.of is not None else ""
+        return "any" if self.at_least is None else f"{self.at_least:g}{factor} or more"
+
+    def with_limit(self, limit: float) -> DcgmPolicy:
+        """The policy with a limit that a person set; ValueError if it has none, or if the limit is impossible."""
+        if self.settable is None:
+            raise ValueError(f"{self.name} has no limit: each event is a violation")
+        lowest, highest = self.settable
+        words = self.set_words or self.words
+        if not lowest <= limit <= highest:
+            raise ValueError(f"{self.name} accepts {lowest:g} to {highest:g} {words}, not {limit:g}")
+        changed = replace(self, words=words, measures=self.set_measures or self.measures, source=SET_SOURCE)
+        if self.grows_by is not None:
+            return replace(changed, grows_by=limit)
+        return replace(changed, at_least=limit, at_most=None, of=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +97,8 @@ def _parse_policy(name: str, row: Mapping[str, Any]) -> DcgmPolicy:
     policy_keys = {field.name for field in fields(DcgmPolicy)}
     if row.keys() - policy_keys:
         raise ValueError(f"policy {name} has unknown keys: {', '.join(sorted(row.keys() - policy_keys))}")
-    policy = DcgmPolicy(name=name, **{**row, "measures": tuple(row["measures"])})
+    lists = {key: tuple(row[key]) for key in ("measures", "settable", "set_measures") if key in row}
+    policy = DcgmPolicy(name=name, **{**row, **lists})
     limits = [limit for limit in (policy.at_least, policy.at_most, policy.grows_by) if limit is not None]
     if len(limits) != bool(policy.measures):
         raise ValueError(f"policy {name} has {len(limits)} limits, one is needed")
@@ -81,8 +109,12 @@ class PolicyWatch:
     """Keeps readings of counters for long enough to measure their growth."""
 
     def __init__(self, policies: Iterable[DcgmPolicy]) -> None:
-        self._policies = tuple(policy for policy in policies if policy.measures)
         self._readings: dict[tuple[str, str], deque[tuple[float, float]]] = {}
+        self.replace_policies(policies)
+
+    def replace_policies(self, policies: Iterable[DcgmPolicy]) -> None:
+        """Continue with other limits; readings of counters are kept."""
+        self._policies = tuple(policy for policy in policies if policy.measures)
 
     def find_violations(self, gpus: Iterable[GpuSample], now: float) -> list[Violation]:
         """Every violation at `now`, in the clock of the samples' `read_at`."""

@@ -23,6 +23,7 @@ PROGRAMS = {"nvidia-smi": "nvidia_smi", "systemctl": "systemctl", "nvidia-mig-pa
 COMMANDS = {
     "order": ("watchkeeper.cli.node.agent_order", "command"),
     "order-key": ("watchkeeper.cli.node.agent_control", "order_key"),
+    "policy": ("watchkeeper.cli.node.policy", "command"),
     "profiling": ("watchkeeper.cli.node.profiling", "command"),
     "unit": ("watchkeeper.cli.node.agent_control", "unit"),
 }

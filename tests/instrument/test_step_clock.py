@@ -44,6 +44,17 @@ def test_waits_and_pauses_are_not_compute_time(hands: Hands) -> None:
     assert clock.totals == [1.0] * len(Phase)
 
 
+def test_the_histogram_has_steps_without_their_pauses_and_without_the_first(hands: Hands) -> None:
+    clock = StepClock()
+    for seconds in (50.0, 0.2, 3.0):
+        spend(clock, hands, Phase.INPUT, seconds)
+        spend(clock, hands, Phase.CHECKPOINT, 70.0)
+        clock.end_step(hands.now)
+    counts = dict(zip(clock.durations.bounds, clock.durations.counts, strict=False))
+    assert {bound for bound, count in counts.items() if count} == {0.25, 5.0}
+    assert clock.durations.total == pytest.approx(3.2)
+
+
 def test_a_phase_inside_another_is_not_counted_twice(hands: Hands) -> None:
     clock = StepClock()
     clock.enter(Phase.BACKWARD)

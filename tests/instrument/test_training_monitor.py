@@ -51,6 +51,8 @@ def test_every_rank_has_its_heartbeat_and_rank_0_the_rest() -> None:
     assert names(first) == names(both) == names(second) | {
         "training_loss", "training_samples_total", "training_samples_per_second", "training_checkpoint_starts_total",
         "training_checkpoint_writes_total", "training_checkpoint_failures_total",
+        "training_step_duration_seconds_bucket",
+        "training_step_duration_seconds_sum", "training_step_duration_seconds_count",
     }  # fmt: skip
 
 

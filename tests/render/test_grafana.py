@@ -38,6 +38,8 @@ NOT_SIMULATED = {
     ("mig", "Memory of each slice"),
     ("fabric", "Errors at switch ports"),
     ("cost", "Waste by pod"),
+    ("training", "Memory of PyTorch's allocator"),
+    ("training", "Time of GPU kernels"),
 }
 ONLY_ELSEWHERE = ("watchkeeper_pending_gpus", "watchkeeper_host_unit_running")
 

@@ -61,6 +61,17 @@ class MetricsPage:
             self.begin_family(name, help)
             self.add(labels, value)
 
+    def add_histogram(self, labels: Mapping[str, str], histogram: Histogram) -> None:
+        """Add one label set; while its program observes, the sum may be one observation ahead of the counts."""
+        cumulative, exemplars, total = 0, list(histogram.exemplars), histogram.total
+        counts = list(histogram.counts)
+        for bound, count, exemplar in zip((*histogram.bounds, math.inf), counts, exemplars, strict=True):
+            cumulative += count
+            bucket_labels = format_labels({**labels, "le": format_number(bound)})
+            self.add(bucket_labels, cumulative, suffix="_bucket", exemplar=exemplar)
+        self.add(format_labels(labels), total, suffix="_sum")
+        self.add(format_labels(labels), cumulative, suffix="_count")
+
     def encode(self) -> bytes:
         end = ["# EOF"] if self.is_openmetrics else []
         return "".join(f"{line}\n" for line in (*self._lines, *end)).encode()
@@ -172,11 +183,4 @@ class Histograms(MetricFamily[Histogram]):
         page.begin_family(self.name, self.help, is_histogram=True)
         for labels, histogram in self.list_rows():
             with self.lock:
-                counts, exemplars, total = list(histogram.counts), list(histogram.exemplars), histogram.total
-            cumulative = 0
-            for bound, count, exemplar in zip((*histogram.bounds, math.inf), counts, exemplars, strict=True):
-                cumulative += count
-                bucket_labels = format_labels({**labels, "le": format_number(bound)})
-                page.add(bucket_labels, cumulative, suffix="_bucket", exemplar=exemplar)
-            page.add(format_labels(labels), total, suffix="_sum")
-            page.add(format_labels(labels), cumulative, suffix="_count")
+                page.add_histogram(labels, histogram)

@@ -13,9 +13,13 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+from watchkeeper.instrument.page import Histogram
+
 # The median of several steps, because a single step varies; the rules look at one minute.
 RECENT_STEPS, RECENT_SECONDS = 64, 60.0
 GPU_WAIT_SECONDS = 1.0
+# A step of a small model takes milliseconds, one of a large model with gradient accumulation a minute.
+STEP_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0)
 
 
 class Phase(IntEnum):
@@ -93,6 +97,8 @@ class StepClock:
     def __init__(self) -> None:
         self.steps = 0
         self.wall_seconds = 0.0
+        # Without pauses, and without the first step, which starts with the set-up of the program.
+        self.durations = Histogram(STEP_BOUNDS)
         self.totals = [0.0] * len(Phase)
         self._spent = [0.0] * len(Phase)
         self._open_phases: list[Phase] = []
@@ -147,6 +153,8 @@ class StepClock:
         spent, totals = self._spent, self.totals
         wall_seconds = now - self._step_started_at
         self._step_started_at = now
+        if self.steps:
+            self.durations.observe(max(0.0, wall_seconds - spent[Phase.CHECKPOINT] - spent[Phase.VALIDATION]))
         waited_seconds = 0.0
         for phase in NOT_COMPUTE_PHASES:
             waited_seconds += spent[phase]

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 from watchkeeper.instrument import barrier, frameworks, placement
 from watchkeeper.instrument import exports as exporting
+from watchkeeper.instrument.kernels import KernelTimes
 from watchkeeper.instrument.mirrors import Mirror, MirrorSet
 from watchkeeper.instrument.page import MetricsPage
 from watchkeeper.instrument.progress import Checkpoint, Checkpoints, TrainingProgress
@@ -80,6 +81,7 @@ class TrainingMonitor:
         self.job_name = job_name or placement.job_name()
         self.place = place or placement.from_environment()
         self.clock, self.progress, self.checkpoints = StepClock(), TrainingProgress(self.place.rank), Checkpoints()
+        self.kernels = KernelTimes()
         self._tells_all = self.place.rank == 0 if tells_all is None else tells_all
         self._cost = cost
         self._timed_phases = {phase: TimedPhase(self.clock, phase) for phase in Phase}
@@ -189,6 +191,10 @@ class TrainingMonitor:
         """Measure how long the backward pass of a DistributedDataParallel model waits for other ranks."""
         frameworks.watch_communication(self, model)
 
+    def record_kernels(self, profiler: Any) -> None:
+        """Add the kernel times of a profile: `torch.profiler.profile(…, on_trace_ready=monitor.record_kernels)`."""
+        self.kernels.record(profiler)
+
     # The names until release 0.1; kept until release 0.3.
     tell = report
     saw = add_samples
@@ -203,7 +209,9 @@ class TrainingMonitor:
 
     def write(self, page: MetricsPage) -> None:
         """Write all series; values that were never reported are omitted."""
-        snapshot = RankSnapshot(self.job_name, self.place, self.clock, self.progress, self.checkpoints, self._mirrors)
+        snapshot = RankSnapshot(
+            self.job_name, self.place, self.clock, self.progress, self.checkpoints, self.kernels, self._mirrors
+        )
         samples, tokens = self.progress.rates.per_second(perf_counter())
         utilisation = None if self._cost is None else self._cost.utilisation(samples, tokens)
         write_page(page, snapshot, model_utilisation=utilisation, tells_all=self._tells_all)

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 
+from watchkeeper.instrument import allocator
+from watchkeeper.instrument.kernels import KernelTimes
 from watchkeeper.instrument.mirrors import MirrorSet
 from watchkeeper.instrument.page import MetricsPage, format_labels
 from watchkeeper.instrument.placement import Placement
@@ -27,6 +27,7 @@ class RankSnapshot:
     clock: StepClock
     progress: TrainingProgress
     checkpoints: Checkpoints
+    kernels: KernelTimes
     mirrors: MirrorSet
 
     @property
@@ -37,7 +38,7 @@ class RankSnapshot:
 
 def write_page(page: MetricsPage, snapshot: RankSnapshot, *, model_utilisation: float | None, tells_all: bool) -> None:
     labels, place = snapshot.labels, snapshot.place
-    rows = _list_rank_rows(snapshot)
+    rows = _list_rank_rows(snapshot) + allocator.list_rows()
     if tells_all:
         rows += _list_training_rows(snapshot.progress, model_utilisation)
         rows += _list_checkpoint_rows(snapshot.checkpoints)
@@ -51,7 +52,10 @@ def write_page(page: MetricsPage, snapshot: RankSnapshot, *, model_utilisation: 
         if snapshot.clock.totals[phase]:
             page.add(format_labels({**labels, "phase": phase.label}), snapshot.clock.totals[phase])
     _write_events(page, snapshot)
+    _write_kernels(page, snapshot)
     if tells_all:
+        page.begin_family("training_step_duration_seconds", "Time of a step, without pauses", is_histogram=True)
+        page.add_histogram(labels, snapshot.clock.durations)
         _write_runs(page, snapshot)
 
 
@@ -63,7 +67,6 @@ def _list_rank_rows(snapshot: RankSnapshot) -> list[Row]:
         ("training_iterations_total", "Steps that this rank has finished since it started", clock.steps),
         ("training_step", "Number of the last step, as the program counts them", progress.step),
         ("training_restarts_total", "Restarts of this rank by torchrun and Slurm", snapshot.place.restarts),
-        ("training_cuda_ooms_total", "CUDA out-of-memory errors (torch.cuda.memory_stats num_ooms)", _count_ooms()),
         (
             "training_step_compute_seconds",
             "Median step time of the last minute, without waits for input or other ranks, and without pauses",
@@ -158,10 +161,12 @@ def _write_runs(page: MetricsPage, snapshot: RankSnapshot) -> None:
             page.add(format_labels({**snapshot.labels, "tracker": tracker}), count)
 
 
-def _count_ooms() -> float | None:
-    """PyTorch's count of out-of-memory errors, if the program uses PyTorch on a GPU; imports nothing."""
-    torch = sys.modules.get("torch")
-    with suppress(Exception):
-        if torch is not None and torch.cuda.is_initialized():
-            return float(torch.cuda.memory_stats().get("num_ooms", 0))
-    return None
+def _write_kernels(page: MetricsPage, snapshot: RankSnapshot) -> None:
+    kernels = snapshot.kernels
+    if not kernels.profiled_seconds:
+        return
+    page.begin_family("training_kernel_seconds_total", "Time of GPU kernels in the recorded profiles, by kind")
+    for kind, seconds in kernels.seconds_by_kind.items():
+        page.add(format_labels({**snapshot.labels, "kind": kind}), seconds)
+    page.begin_family("training_profiled_seconds_total", "Time that the recorded profiles cover")
+    page.add(format_labels(snapshot.labels), kernels.profiled_seconds)

@@ -26,6 +26,8 @@ DURATION_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, math
 TTFT_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, math.inf
 )  # fmt: skip
+# Buckets of `watchkeeper.instrument` for the steps of training jobs that take seconds.
+STEP_BUCKETS = (0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0, math.inf)
 # Median latencies without load; SPREAD is the sigma of the log-normal distribution.
 MEDIAN_SECONDS, FIRST_TOKEN_SECONDS, SPREAD = 0.06, 0.03, 0.45
 ERROR_SHARE = 1e-5
@@ -53,6 +55,7 @@ class SimTraining:
     ooms: int = 0
     data_wait: float = 0.0
     compute_seconds: float = 0.0
+    durations: list[float] = field(default_factory=lambda: [0.0] * len(STEP_BUCKETS))
     labels: list[str] = field(default_factory=list)
     place_labels: list[str] = field(default_factory=list)
 
@@ -144,6 +147,9 @@ class SimWorkloads:
         run.steps += STEP_SECONDS / run.step_seconds * speed
         if speed > 0:
             run.last_step_at = now - self._rng.random() * run.step_seconds
+            seconds = run.step_seconds / speed
+            count = STEP_SECONDS / seconds
+            _observe(run.durations, STEP_BUCKETS, count, median=seconds / 10, delay=seconds * 0.9)
         if phase is WorkPhase.CHECKPOINT and now - run.checkpoint_at > 120:
             run.checkpoint_at = now
             run.checkpoints += not effect.checkpoints_fail
@@ -213,6 +219,11 @@ def _write_training(page: MetricsPage, runs: list[SimTraining], total: EffectTot
         page.begin(name, kind, help)
         for run, effect in effects:
             page.add(run.labels[0], value_of(run, effect))
+    page.begin("training_step_duration_seconds", "histogram", "Time of a step, without pauses")
+    for run in runs:
+        for bound, count in zip(STEP_BUCKETS, run.durations, strict=True):
+            page.add(f'{run.labels[0][:-1]},le="{_bound(bound)}"}}', int(count), suffix="_bucket")
+        page.add(run.labels[0], int(run.steps), suffix="_count")
 
 
 def _loss(run: SimTraining, effect: TrainingEffect) -> float:

@@ -9,8 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from tests.instrument import pages
-from tests.instrument.test_training_monitor import monitor, names
 from tests.support import torch_python
+from watchkeeper.instrument.exports import Exports
+from watchkeeper.instrument.placement import Placement
+from watchkeeper.instrument.training import TrainingMonitor
 
 # Statistics of one H200 after a few steps (torch 2.11, 2026-11): the keys are those of torch.cuda.memory_stats.
 STATS = {
@@ -41,23 +43,30 @@ class Cuda:
         return self.backend
 
 
-def exported(monkeypatch: pytest.MonkeyPatch, backend: str) -> dict[str, float]:
+def exported() -> dict[str, float]:
+    monitor = TrainingMonitor("llama", Exports(), place=Placement(1, 2))
+    series = {str(labels["__name__"]): value for labels, value in pages.series(monitor).items()}
+    return {name: value for name, value in series.items() if "alloc" in name or "ooms" in name}
+
+
+def use_gpu(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=Cuda(backend)))
-    series = pages.series(monitor(1))
-    return {str(labels["__name__"]): value for labels, value in series.items() if "alloc" in str(labels["__name__"])}
 
 
 def test_the_memory_of_a_rank_is_that_of_its_gpu_and_not_of_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert exported(monkeypatch, "native") == {
+    use_gpu(monkeypatch, "native")
+    assert exported() == {
         "training_allocator_allocated_bytes": 700,
         "training_allocator_reserved_bytes": 1000,
         "training_allocator_fragmented_bytes": 50,
         "training_allocator_retries_total": 2,
+        "training_cuda_ooms_total": 1,
     }
 
 
 def test_what_an_allocator_does_not_count_is_absent_and_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(exported(monkeypatch, "cudaMallocAsync")) == {
+    use_gpu(monkeypatch, "cudaMallocAsync")
+    assert set(exported()) == {
         "training_allocator_allocated_bytes",
         "training_allocator_reserved_bytes",
     }
@@ -65,7 +74,7 @@ def test_what_an_allocator_does_not_count_is_absent_and_not_zero(monkeypatch: py
 
 def test_a_program_without_pytorch_has_no_allocator() -> None:
     assert "torch" not in sys.modules
-    assert not [name for name in names(monitor()) if "alloc" in name or "ooms" in name]
+    assert not exported()
 
 
 @pytest.mark.servers

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.support.incident_stories import Room, alert, gpu, node, xid
 from watchkeeper.incidents.correlate import MAX_MEMBERS
-from watchkeeper.model import alerts
+from watchkeeper.model import alerts, fleet
 from watchkeeper.model.incidents import IncidentState
 
 
@@ -107,14 +109,39 @@ def test_a_storm_of_the_same_xid_is_one_member_and_one_entry(room: Room) -> None
     assert room.steps() == ["opened"]
 
 
-def test_alerts_of_other_peoples_rules_meet_in_one_incident_per_place(room: Room) -> None:
-    room.hear(alert("", node(), 0, severity="none"), alert("made_up", node(), 1))
-    assert [(place, cause) for _, place, cause in room.open()] == [(node(), "unknown")]
+def test_one_rule_without_a_cause_makes_one_incident_for_all_its_gpus(room: Room) -> None:
+    for number in range(24):
+        room.hear(alert("made_up", gpu(number % 8, f"n{1 + number // 8}"), number, severity="warning"))
+    (incident,) = room.incidents.open_incidents()
+    assert (incident.family, incident.cause, len(incident.members)) == ("alert:Alert made_up", "unknown", 24)
+    assert (incident.place, incident.workloads) == (fleet.Place("main"), ())
+    assert incident.title == "made_up here and 23 more"
+    assert incident.advice == ""
+
+
+def test_rules_without_a_cause_have_an_incident_each_with_the_words_of_the_rule(room: Room) -> None:
+    hot = alert("", gpu(5), 0, severity="none")
+    annotations = {"summary": "GPU 5 of n1 is above 55 °C", "action": "Check the fans"}
+    room.hear(replace(hot, annotations=annotations), alert("made_up", gpu(5), 1))
+    by_title = {incident.title: incident for incident in room.incidents.open_incidents()}
+    assert set(by_title) == {"GPU 5 of n1 is above 55 °C", "made_up here"}
+    assert by_title["GPU 5 of n1 is above 55 °C"].advice == "Check the fans"
+    assert by_title["GPU 5 of n1 is above 55 °C"].place == gpu(5)
+
+
+def test_a_rule_without_summary_is_named_with_its_place(room: Room) -> None:
+    room.hear(replace(alert("made_up", gpu(5), 0), annotations={}))
+    assert [incident.title for incident in room.incidents.open_incidents()] == ["Alert made_up on GPU 5 on n1"]
+
+
+def test_a_shipped_rule_of_unknown_cause_keeps_one_incident_for_each_gpu(room: Room) -> None:
+    room.hear(alert("unknown", gpu(1), 0), alert("unknown", gpu(2), 1))
+    assert [incident.place for incident in room.incidents.open_incidents()] == [gpu(1), gpu(2)]
 
 
 def test_an_incident_does_not_grow_without_end(room: Room) -> None:
     for index in range(MAX_MEMBERS + 5):
-        room.hear(alert(f"made_up_{index}", node(), index))
+        room.hear(alert("made_up", gpu(index), index))
     assert len(room.incidents.open_incidents()[0].members) == MAX_MEMBERS
 
 

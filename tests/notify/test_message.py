@@ -39,10 +39,14 @@ def test_a_message_before_the_diagnosis_has_place_start_cause_impact_and_next_st
 
 
 def test_an_incident_of_unknown_cause_is_notified_with_its_signal(mail: Mail) -> None:
-    mail.room.hear(alert("unheard_of", node(), 0))
-    body = compose(mail.take(10)).body
-    assert "[CRITICAL] n1 reports a fault without a known cause (INC-1)" in body
-    assert "Signal: unheard_of here" in body
+    mail.room.hear(
+        replace(alert("unheard_of", node(), 0), annotations={"summary": "n1 is odd", "action": "Look at n1"})
+    )
+    message = compose(mail.take(10))
+    assert "[CRITICAL] n1 is odd (INC-1)" in message.body
+    assert "Next: Look at n1" in message.body
+    [notice] = message.payload["notices"]
+    assert (notice["next_step"], notice["alerts"]) == ("Look at n1", ["Alert unheard_of"])
 
 
 def test_a_repetition_has_the_duration_and_the_assignee(mail: Mail) -> None:

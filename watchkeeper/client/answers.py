@@ -704,12 +704,15 @@ class GpuEvent(HubAnswer):
     severity: Severity
     until: datetime | None
     by_repair: bool
+    alert: str
+    advice: str
+    own_family: str
     incident: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IncidentCard(HubAnswer):
-    """Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None)"""
+    """Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None, advice: 'str' = '')"""
 
     id: str
     place: Place
@@ -725,6 +728,7 @@ class IncidentCard(HubAnswer):
     version: int
     reopened: int
     part_of: str | None
+    advice: str
     place_name: str
     signals: int
     gpus: tuple[str, ...]
@@ -737,7 +741,7 @@ class IncidentCard(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NamedIncident(HubAnswer):
-    """Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None)"""
+    """Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None, advice: 'str' = '')"""
 
     id: str
     place: Place
@@ -754,6 +758,7 @@ class NamedIncident(HubAnswer):
     version: int
     reopened: int
     part_of: str | None
+    advice: str
     place_name: str
 
 

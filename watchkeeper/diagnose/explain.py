@@ -150,11 +150,11 @@ def _unknown(facts: IncidentFacts) -> Finding:
     xid_events = [event for event in facts.events if event.kind is EventKind.XID and facts.place.encloses(event.place)]
     codes = dict.fromkeys(event.code for event in xid_events if event.code is not None)
     texts = [f"Xid {row.code}: {row.name}. {row.likely_cause or row.note}".strip() for row in map(xid.lookup, codes)]
-    return make_finding(
+    finding = make_finding(
         facts,
         UNKNOWN_CAUSE,
         confidence=0.3 if xid_events else 0.1,
-        why=" ".join(texts[:3]) or None,
+        why=" ".join(texts[:3]) or _alert_reason(facts.incident),
         evidence=tuple(map(event_evidence, xid_events[:10]))
         or tuple(map(member_evidence, facts.incident.members[:10])),
         steps=(
@@ -163,3 +163,10 @@ def _unknown(facts: IncidentFacts) -> Finding:
             *(DiagnosisStep(f"Provide missing data: {gap}") for gap in facts.missing_data[:5]),
         ),
     )
+    own_advice = [DiagnosisStep(facts.incident.advice)] if facts.incident.advice else finding.actions[:1]
+    return replace(finding, title=facts.incident.title, actions=(*own_advice, *finding.actions[1:]))
+
+
+def _alert_reason(incident: Incident) -> str | None:
+    names = dict.fromkeys(member.alert for member in incident.members if member.alert and not member.until)
+    return f"The alert {', '.join(names)} fires; its rule names no cause." if names else None

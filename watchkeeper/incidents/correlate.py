@@ -15,9 +15,10 @@ from watchkeeper.catalogue import causes, xid
 from watchkeeper.incidents import job_effects
 from watchkeeper.incidents.domains import Domains
 from watchkeeper.incidents.footprint import WHOLE_JOB_FAMILIES, holders_of, is_workload, workload_name
-from watchkeeper.incidents.signals import Signal, anchor_place
+from watchkeeper.incidents.signals import Signal, anchor_place, family_of
 from watchkeeper.kit import durations
 from watchkeeper.model import fleet
+from watchkeeper.model.diagnosis import UNKNOWN_CAUSE
 from watchkeeper.model.incidents import Incident, IncidentId, IncidentState, Member, MemberKind, move
 
 # No person reads more signals of an incident than this, and each change writes them all.
@@ -240,6 +241,11 @@ def _has_separate_fault(incident: Incident, signal: Signal, context: Correlation
 
 def _shares_place(incident: Incident, signal: Signal, context: CorrelationContext) -> bool:
     place = anchor_place(signal.place, signal.cause)
+    if signal.member.own_family:
+        # One rule, one incident: of all hardware of a pool, or of one workload.
+        first = incident.members[0].place
+        pools = {context.domains.pool_of(first.whole_node), context.domains.pool_of(place.whole_node)}
+        return first == place or (first.node is not None and place.node is not None and len(pools) == 1)
     if incident.place.domain is not None and place.domain is not None and incident.place != place:
         # An incident of a leaf switch belongs to its rack if the rack contains all failed nodes.
         nodes = [member.place for member in incident.members if member.place.node is not None and member.until is None]
@@ -355,9 +361,7 @@ def leading_member(members: Sequence[Member]) -> Member:
     explained = frozenset().union(*(causes.affected_families(cause) for cause in causes_present))
     job_effect_ids = {effect for cause in causes_present for effect in causes.job_effects(cause)}
     root_members = [
-        member
-        for member in members
-        if member.cause not in job_effect_ids and causes.lookup(member.cause).family not in explained
+        member for member in members if member.cause not in job_effect_ids and family_of(member) not in explained
     ]
     return max(root_members or members, key=_weight)
 
@@ -382,13 +386,15 @@ def _weight(member: Member) -> tuple[bool, bool, int, bool, bool, int]:
 def _refresh(incident: Incident, members: tuple[Member, ...], *, context: CorrelationContext) -> Incident:
     """Derive place, cause, title and severity from the members, after each change."""
     leader = leading_member(members)
-    place = anchor_place(leader.place, leader.cause)
-    family = causes.lookup(leader.cause).family
+    family = family_of(leader)
+    place = _spanned_place(members, family) if leader.own_family else anchor_place(leader.place, leader.cause)
     # Workloads are known by node or GPU, not by rack: for a rack or a whole job, add those of the newest member.
     is_wide = place.domain is not None or family in WHOLE_JOB_FAMILIES
     workloads_place = members[-1].place if is_wide and members[-1].place.node else place
     job_names = (workload_name(member.place) for member in members if is_workload(member.place))
-    workloads = dict.fromkeys([*job_names, *incident.workloads, *context.workloads_at(workloads_place)])
+    # A rule that names no cause says nothing about the workloads of the place.
+    affected = () if leader.own_family else context.workloads_at(workloads_place)
+    workloads = dict.fromkeys([*job_names, *incident.workloads, *affected])
     return replace(
         incident,
         place=place,
@@ -398,11 +404,26 @@ def _refresh(incident: Incident, members: tuple[Member, ...], *, context: Correl
         family=family,
         members=members,
         workloads=tuple(workloads)[:MAX_WORKLOADS],
+        advice=leader.advice,
     )
+
+
+def _spanned_place(members: Sequence[Member], family: str) -> fleet.Place:
+    """The smallest place with all open members of the family: a GPU, a node, or the cluster."""
+    own = [member for member in members if family_of(member) == family]
+    places = {member.place for member in own if member.until is None} or {member.place for member in own}
+    if len(places) > 1:
+        places = {place.whole_node for place in places}
+    first = min(places, key=str)
+    return first if len(places) == 1 else fleet.Place(first.cluster)
 
 
 def make_title(cause: str, place: fleet.Place, *, names: PlaceNames, members: Sequence[Member] = ()) -> str:
     row = causes.lookup(cause)
+    if members and (leader := leading_member(members)).cause == UNKNOWN_CAUSE and leader.alert:
+        text = f"{leader.alert} on {names(leader.place)}" if leader.text == leader.alert else leader.text
+        others = len({member.place for member in members if member.alert == leader.alert} - {leader.place})
+        return f"{text} and {others} more" if others else text
     other_gpus = {member.place for member in members if member.place.gpu is not None} - {place}
     more = f" and {len(other_gpus)} more" if other_gpus and row.family in WHOLE_JOB_FAMILIES else ""
     node = names(place.whole_node)

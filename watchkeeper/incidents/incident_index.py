@@ -66,6 +66,11 @@ class IncidentIndex:
             incident.place.whole_node,
             *(member.place for member in incident.members if is_workload(member.place)),
             *(_holder_place(incident.place.cluster, job) for job in holders_of(incident)),
+            *(
+                _family_place(member.place.cluster, member.own_family)
+                for member in incident.members
+                if member.own_family
+            ),
         }
         if incident.is_open and is_workload(incident.place) and causes.is_job_effect(incident.cause):
             # The nodes at the start of the incident: a query for each change would be expensive.
@@ -76,14 +81,15 @@ class IncidentIndex:
             self._by_node.setdefault(place, {})[incident.id] = None
         self._places_of[incident.id] = frozenset(places)
 
-    def incidents_near(self, place: fleet.Place, job: str = "") -> list[Incident]:
+    def incidents_near(self, place: fleet.Place, job: str = "", own_family: str = "") -> list[Incident]:
         """Open and recently resolved incidents of the node and its domains, or of the nodes in the domain.
 
-        With `job` also the incidents of other GPUs that the job holds.
+        With `job` also the incidents of other GPUs that the job holds; with `own_family` those of the same alert.
         """
-        return self._incidents_at(
-            [*self._domains.places_near(place.whole_node), *([_holder_place(place.cluster, job)] if job else [])]
-        )
+        places = [*self._domains.places_near(place.whole_node)]
+        places += [_holder_place(place.cluster, job)] if job else []
+        places += [_family_place(place.cluster, own_family)] if own_family else []
+        return self._incidents_at(places)
 
     def incidents_under_job(self, job: fleet.Place) -> list[Incident]:
         """The incidents of a job and of the nodes that it runs on; this queries its footprint."""
@@ -123,6 +129,10 @@ class IncidentIndex:
 
 def _holder_place(cluster: str, job: str) -> fleet.Place:
     return fleet.Place(cluster, domain=f"holder={job}")
+
+
+def _family_place(cluster: str, own_family: str) -> fleet.Place:
+    return fleet.Place(cluster, domain=f"family={own_family}")
 
 
 def age_key(incident: Incident) -> tuple[datetime, int, str]:

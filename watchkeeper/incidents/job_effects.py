@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from watchkeeper.catalogue import causes
 from watchkeeper.incidents.footprint import is_workload
-from watchkeeper.incidents.signals import Signal, anchor_place
+from watchkeeper.incidents.signals import Signal, anchor_place, family_of
 from watchkeeper.model import fleet
 from watchkeeper.model.incidents import Incident, Member
 
@@ -66,4 +66,4 @@ def is_job_member(member: Member, incident: Incident) -> bool:
 
 def ongoing_job_signals(incident: Incident) -> list[Signal]:
     ongoing = [member for member in incident.members if member.until is None and is_job_member(member, incident)]
-    return [Signal(member, causes.lookup(member.cause).family) for member in ongoing]
+    return [Signal(member, family_of(member)) for member in ongoing]

@@ -39,6 +39,9 @@ DOMAIN_LABELS = ("rack", "leaf", "power")
 UNNAMED_CLUSTER = "default"
 # The annotation with the cause of an external alert, as an id of packs/causes.csv.
 CAUSE_ANNOTATION = "watchkeeper_cause"
+# Alerts of rules that name no cause belong together by the name of their alert.
+ALERT_FAMILY = "alert:"
+MAX_ADVICE_LENGTH = 300
 # The text of a signal; each change of an incident writes the texts of all its signals.
 MAX_TEXT_LENGTH = 1000
 # Without a node label a workload is the place: its kind, and the labels with its name.
@@ -116,8 +119,9 @@ def from_alert(alert: alerts.Alert) -> Signal | None:
     """The signal of an alert; None for a pending alert."""
     if alert.state is alerts.AlertState.PENDING:
         return None
-    cause_id = alert.annotations.get(CAUSE_ANNOTATION) or alert.labels.get("cause") or diagnosis.UNKNOWN_CAUSE
-    cause = causes.lookup(cause_id).cause
+    cause_id = alert.annotations.get(CAUSE_ANNOTATION) or alert.labels.get("cause", "")
+    cause = causes.lookup(cause_id or diagnosis.UNKNOWN_CAUSE).cause
+    is_unknown = cause == diagnosis.UNKNOWN_CAUSE
     member = incidents.Member(
         kind=incidents.MemberKind.ALERT,
         ref=str(alert.labels),
@@ -127,9 +131,16 @@ def from_alert(alert: alerts.Alert) -> Signal | None:
         text=(alert.annotations.get("summary") or alert.name)[:MAX_TEXT_LENGTH],
         severity=alert.severity,
         until=alert.resolved_at if alert.state is alerts.AlertState.RESOLVED else None,
+        alert=alert.name,
+        advice=alert.annotations.get("action", "")[:MAX_ADVICE_LENGTH] if is_unknown else "",
+        own_family=f"{ALERT_FAMILY}{alert.name}" if is_unknown and cause_id != cause else "",
     )
     holder = fleet.holder_from_labels(alert.labels) if member.place.gpu is not None else None
-    return Signal(member, causes.lookup(cause).family, job=jobs.job_of_holder(holder) if holder else "")
+    return Signal(member, family_of(member), job=jobs.job_of_holder(holder) if holder else "")
+
+
+def family_of(member: incidents.Member) -> str:
+    return member.own_family or causes.lookup(member.cause).family
 
 
 def place_of(labels: Mapping[str, str]) -> fleet.Place:

@@ -57,6 +57,10 @@ class Member:
     until: datetime | None = None
     # Caused by our own repair: a node that we reboot is unreachable for a while.
     by_repair: bool = False
+    # Of an alert: its name, the advice of its rule if no cause is known, and its family if that is not its cause's.
+    alert: str = ""
+    advice: str = ""
+    own_family: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,8 @@ class Incident:
     reopened: int = 0
     # The incident that absorbed this one; this one was resolved as a part of it.
     part_of: str | None = None
+    # What the alert's own rule says to do; empty if the cause is known.
+    advice: str = ""
 
     @property
     def is_open(self) -> bool:

@@ -72,7 +72,7 @@ def make_alert(incident: Incident, subject: IncidentLabels, context: MessageCont
     annotations = {
         "summary": incident.title,
         "description": best.why if best is not None else causes.lookup(incident.cause).why,
-        "next_step": plan.next_step if plan is not None else "",
+        "next_step": plan.next_step if plan is not None else incident.advice,
         "workloads": ", ".join(incident.workloads),
         "runbook_url": runbook_path(incident.cause),
     }

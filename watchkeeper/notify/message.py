@@ -102,7 +102,7 @@ def notice_lines(notice: Notice, incident: Incident, context: MessageContext, *,
             more = f" and {rest} more" if rest > 0 else ""
             lines.append(f"Impact: {', '.join(incident.workloads[:MAX_NAMED_WORKLOADS])}{more}")
         place = incident.place.node or (incident.place.domain or incident.place.cluster).replace("=", " ")
-        lines.append(f"Next: {row.advice(place) if plan is None else plan.next_step}")
+        lines.append(f"Next: {(incident.advice or row.advice(place)) if plan is None else plan.next_step}")
         if incident.assignee is not None:
             lines.append(f"Assigned to {incident.assignee}")
     if context.console_url is not None:
@@ -111,10 +111,10 @@ def notice_lines(notice: Notice, incident: Incident, context: MessageContext, *,
 
 
 def notice_payload(notice: Notice, incident: Incident, context: MessageContext) -> dict[str, Any]:
-    """The JSON of a notice; docs/reference/notifications.md lists the keys."""
+    """The JSON of a notice; docs/howto/notifications.md lists the keys."""
     best, plan = _best_finding(incident, context), context.plan(incident.id)
     plain: dict[str, Any] = wire.to_plain(incident)
-    plain.pop("members")
+    members = plain.pop("members")
     return {
         "id": notice.id,
         "occasion": notice.occasion.value,
@@ -122,7 +122,8 @@ def notice_payload(notice: Notice, incident: Incident, context: MessageContext) 
         "place": str(incident.place),
         "why": best.why if best is not None else None,
         "confidence": best.confidence if best is not None else None,
-        "next_step": plan.next_step if plan is not None else None,
+        "next_step": plan.next_step if plan is not None else incident.advice or None,
+        "alerts": sorted({member["alert"] for member in members} - {""}),
         "runbook": runbook_path(incident.cause),
         "url": console_link(incident, context.console_url) if context.console_url is not None else None,
     }

@@ -69,7 +69,9 @@ def make_plan(
     cause = finding.cause if finding is not None else incident.cause
     place = finding.place if finding is not None else incident.place
     row = causes.lookup(cause)
-    advice = row.advice(format_place(place), format_place(place.whole_node))
+    advice = incident.advice or row.advice(format_place(place), format_place(place.whole_node))
+    if finding is not None and finding.actions:
+        advice = finding.actions[0].do
     planned = tuple(_build_actions(incident, place, policy.steps(cause, pool)))
     return PlanDraft(incident.id, row.cause, advice, mode, planned)
 

@@ -647,6 +647,9 @@ export interface GpuEvent {
   severity: Severity;
   until: string | null;
   by_repair: boolean;
+  alert: string;
+  advice: string;
+  own_family: string;
   incident: string;
 }
 export interface Incident {
@@ -665,8 +668,9 @@ export interface Incident {
   version: number;
   reopened: number;
   part_of: string | null;
+  advice: string;
 }
-/** Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None) */
+/** Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None, advice: 'str' = '') */
 export interface Card {
   id: string;
   place: Place;
@@ -682,6 +686,7 @@ export interface Card {
   version: number;
   reopened: number;
   part_of: string | null;
+  advice: string;
   place_name: string;
   signals: number;
   gpus: string[];
@@ -703,9 +708,12 @@ export interface Member {
   severity: Severity;
   until: string | null;
   by_repair: boolean;
+  alert: string;
+  advice: string;
+  own_family: string;
 }
 export type MemberKind = "event" | "alert" | "domain";
-/** Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None) */
+/** Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None, advice: 'str' = '') */
 export interface NamedIncident {
   id: string;
   place: Place;
@@ -722,6 +730,7 @@ export interface NamedIncident {
   version: number;
   reopened: number;
   part_of: string | null;
+  advice: string;
   place_name: string;
 }
 /** One entry of an incident's timeline; the shape of `body` depends on `kind`. */

@@ -47,7 +47,9 @@ def test_wrong_use_ends_with_2(tmp_path: Path) -> None:
 
 def test_slurm_drains_only_for_a_sure_fault_and_only_when_told(fake: driver.FakeNvml, tmp_path: Path) -> None:
     called = tmp_path / "called"
-    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" > {called}\n')
+    shown = tmp_path / "shown"
+    shown.write_text("NodeName=gpu7 State=MIXED Reason=none\n")
+    (tmp_path / "scontrol").write_text(f'#!/bin/sh\n[ "$1" = show ] && exec cat {shown}\necho "$@" > {called}\n')
     (tmp_path / "scontrol").chmod(0o755)
     fake.tell(1, all=driver.GPU_IS_LOST)
     environment = {**fake.environment, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURMD_NODENAME": "gpu7"}
@@ -55,6 +57,11 @@ def test_slurm_drains_only_for_a_sure_fault_and_only_when_told(fake: driver.Fake
     assert not called.exists()
     assert scan(environment, tmp_path, "--slurm-health", "--drain").returncode == 0
     assert called.read_text().startswith("update NodeName=gpu7 State=DRAIN Reason=watchkeeper: unhealthy")
+    # A node that is drained keeps its reason: it may be the mark of a repair.
+    called.unlink()
+    shown.write_text("NodeName=gpu7 State=IDLE+DRAIN Reason=watchkeeper:INC-1/1-cordon\n")
+    assert scan(environment, tmp_path, "--slurm-health", "--drain").returncode == 0
+    assert not called.exists()
 
 
 @pytest.mark.parametrize("caller", Caller)

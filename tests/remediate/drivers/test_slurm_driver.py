@@ -112,6 +112,19 @@ def test_a_drain_of_another_user_is_neither_taken_over_nor_resumed(cluster: Clus
     assert "disk swap" in cluster.ask("scontrol", "show", "node", "n1")
 
 
+def test_a_drain_of_our_own_health_check_becomes_the_drain_of_the_repair(cluster: Cluster, driver: SlurmDriver) -> None:
+    reason = "watchkeeper: unhealthy: GPU 3 does not answer"
+    cluster.ask("scontrol", "update", "NodeName=n1", "State=DRAIN", f"Reason={reason}")
+    observed = driver.observe(PLACE)
+    assert (observed.cordoned_by, observed.maintained_by) == (None, ())
+    cordon = action(CORDON)
+    driver.perform(cordon)
+    assert driver.observe(PLACE).cordoned_by == cordon.mark
+    assert f"{cordon.mark} (was: {reason})" in cluster.ask("scontrol", "show", "node", "n1")
+    driver.perform(action(UNCORDON))
+    until(lambda: driver.observe(PLACE).is_schedulable)
+
+
 def test_a_drain_that_another_user_takes_over_is_not_resumed(cluster: Cluster, driver: SlurmDriver) -> None:
     driver.perform(action(CORDON))
     with pytest.raises(ActionRefused, match="belongs to watchkeeper:I-7/1-cordon, not to I-70"):

@@ -7,6 +7,7 @@ suit the caller. Nothing is changed on the node unless `--drain` is given.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from enum import StrEnum
@@ -168,11 +169,17 @@ def format_line(report: examine.ScanReport) -> str:
 
 
 def _drain_node(reason: str) -> bool:
-    """Drain this node in Slurm; print the command before and the result after."""
+    """Drain this node in Slurm, unless it is drained; print the command before and the result after."""
     name = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+    runner = commands.CommandRunner(timeout_seconds=DRAIN_SECONDS)
+    # A second drain would replace the reason, such as the mark of a repair.
+    shown = runner.run(["scontrol", "show", "node", name])
+    if re.search(r"\bState=\S*DRAIN", shown.text):
+        click.echo(f"{name} is already drained", err=True)
+        return True
     line = ["scontrol", "update", f"NodeName={name}", "State=DRAIN", f"Reason=watchkeeper: {reason[:200]}"]
     click.echo(f"Draining {name}: {' '.join(line)}", err=True)
-    answer = commands.CommandRunner(timeout_seconds=DRAIN_SECONDS).run(line)
+    answer = runner.run(line)
     is_done = answer.outcome is commands.CommandOutcome.ANSWERED
     click.echo(f"Drained {name}" if is_done else f"Draining {name} failed: {answer.text.strip()}", err=True)
     return is_done

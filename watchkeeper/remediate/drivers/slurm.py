@@ -27,6 +27,9 @@ from watchkeeper.remediate.drivers import cluster_driver
 from watchkeeper.remediate.drivers.cluster_driver import ClusterUnavailable, describe_manual_command
 
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# The mark of a repair's action, and the reason of `watchkeeper scan --drain`: "watchkeeper: unhealthy: GPU 3 …".
+MARK = re.compile(r"watchkeeper:[^\s/]+/\S+")
+SCAN_REASON = "watchkeeper: "
 JOB_ID = re.compile(r"\d+(_\d+)?")
 DRAIN_STATES = frozenset({"DRAIN", "DRAINED", "DRAINING"})
 MAINTENANCE_STATES = {"MAINT", "MAINTENANCE", "REBOOT_ISSUED", "REBOOT_REQUESTED", "POWERING_DOWN", "POWERED_DOWN"}
@@ -129,7 +132,7 @@ class SlurmDriver:
         if maintainers := read_maintainers(node):
             raise _build_refusal(node, f"it is maintained by {', '.join(maintainers)}", "Wait until that is finished")
         # The reason that Slurm gave to a node that is down is kept after our mark.
-        before = f" (was: {node.reason})" if node.reason and not node.reason.startswith("watchkeeper:") else ""
+        before = f" (was: {node.reason})" if node.reason and not MARK.match(node.reason) else ""
         self._set_state(action.place, node.name, "DRAIN", reason=f"{action.mark}{before}")
         updated = self._get_node(action)
         if read_mark(updated) != action.mark:
@@ -358,14 +361,15 @@ SUPPORTED_ACTIONS: Mapping[ActionKind, Callable[[SlurmDriver, Action], ActionOut
 
 def read_mark(node: records.NodeRecord) -> str | None:
     """Return our mark on a drained node; the reason of a node that is no longer drained does not count."""
-    mark = node.reason.partition(" ")[0]
-    return mark if mark.startswith("watchkeeper:") and DRAIN_STATES.intersection(node.states) else None
+    mark = MARK.match(node.reason)
+    return mark[0] if mark is not None and DRAIN_STATES.intersection(node.states) else None
 
 
 def read_maintainers(node: records.NodeRecord) -> tuple[str, ...]:
     """Return who else maintains the node: a drain with another reason, a maintenance reservation, a reboot."""
     maintainers = [f"Slurm ({state.lower()})" for state in node.states if state in MAINTENANCE_STATES]
-    if DRAIN_STATES.intersection(node.states) and read_mark(node) is None:
+    is_own = read_mark(node) is not None or node.reason.startswith(SCAN_REASON)
+    if DRAIN_STATES.intersection(node.states) and not is_own:
         maintainers.append(f"{node.reason_user or 'another user'} ({node.reason or 'no reason given'})")
     return tuple(maintainers)
 

@@ -21,7 +21,8 @@ HEAD = """\
 # Written by `make golden` from packs/xid.csv and packs/causes.csv; do not edit.
 # Xid codes as dcgm-exporter shows them, for fleets without our agent; the kernel log is faster and complete.
 # DCGM_FI_DEV_XID_ERRORS is a gauge with the last code: it stays until another Xid or a restart of the exporter, so a
-# change within ten minutes is what counts, and a repeat of the same code is not seen.
+# change within ten minutes is what counts, and a repeat of the same code is not seen. The exporter writes the code also as
+# the label err_code, and takes the labels of a pod that ends away: a new code is a new series, so GPUs are compared.
 groups:
   - name: xid
     rules:
@@ -30,7 +31,11 @@ groups:
         expr: |
           max by (cluster, Hostname, UUID, gpu) (DCGM_FI_DEV_XID_ERRORS > 0)
             and on (cluster, Hostname, UUID)
-          changes(DCGM_FI_DEV_XID_ERRORS[10m]) > 0
+          (
+            max by (cluster, Hostname, UUID) (max_over_time(DCGM_FI_DEV_XID_ERRORS[10m]))
+              > on (cluster, Hostname, UUID)
+            min by (cluster, Hostname, UUID) (min_over_time(DCGM_FI_DEV_XID_ERRORS[10m]))
+          )
 """
 ALERT = """
       - alert: {name}

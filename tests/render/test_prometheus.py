@@ -118,9 +118,23 @@ def _rule(plain: dict[str, Any]) -> relabel.RelabelRule:
 
 def test_every_hub_series_that_the_rule_texts_name_is_scraped_from_the_hub(tmp_path: Path) -> None:
     texts = "".join(path.read_text() for path in (written(tmp_path, config.Settings()) / "rules").iterdir())
-    of_hub = r"\bwatchkeeper_(?:node|scheduler|fabric|fleet|inventory|pending|queue|quota|events|hub)_\w+"
+    of_hub = r"\bwatchkeeper_(?:node|scheduler|fabric|fleet|inventory|pending|queue|quota|events|gpu_workload)_\w+"
     named = set(re.findall(of_hub, re.sub(r"^\s*(#|summary|description|record).*$", "", texts, flags=re.MULTILINE)))
-    (match,) = jobs(config.Settings())["watchkeeper-series"]["params"]["match[]"]
+    series_job = jobs(config.Settings())["watchkeeper-series"]
+    (match,) = series_job["params"]["match[]"]
     scraped = re.compile(match.removeprefix('{__name__=~"').removesuffix('"}'))
     assert len(named) > 4
     assert [name for name in sorted(named) if not scraped.fullmatch(name)] == []
+    # On the hub's own page, which another job reads: twice would be twice as many.
+    assert not scraped.fullmatch("watchkeeper_hub_loop_failures_total")
+
+
+@pytest.mark.parametrize(
+    ("more", "is_read"),
+    [({}, True), ({"fleet.kubernetes_series": "never"}, False), ({"fleet.kubernetes": False}, False)],
+)
+def test_what_the_hub_writes_instead_of_kube_state_metrics_is_scraped(more: dict[str, Any], is_read: bool) -> None:
+    read = jobs(loading.load(None, {"fleet.kubernetes": True} | more))["watchkeeper-series"]["params"]["match[]"]
+    of_kubernetes = [text for text in read if "kube_" in text]
+    assert [text.startswith('{job="watchkeeper",__name__=~"') for text in of_kubernetes] == [True] * is_read
+    assert all("kube_pod_status_phase" in text and "kube_node_status_condition" in text for text in of_kubernetes)

@@ -20,6 +20,12 @@ HUB_PREFIXES = tuple(
     f"{OWN_PREFIX}{what}_"
     for what in ("node", "scheduler", "fabric", "fleet", "inventory", "pending", "queue", "quota", "events", "hub")
 )
+# What `render` reads from the hub's /federate: series that are not on its own page, and holders of GPUs.
+FEDERATED_PREFIXES = (
+    *(prefix for prefix in HUB_PREFIXES if prefix != f"{OWN_PREFIX}hub_"),
+    f"{OWN_PREFIX}gpu_workload_",
+    f"{OWN_PREFIX}gpu_attribution",
+)
 # Recorded by rules, on any server.
 RECORDED = ("watchkeeper:", "slo:")
 # Prefixes of other exporters' names.

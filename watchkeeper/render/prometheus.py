@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from watchkeeper.catalogue import series
-from watchkeeper.clusters.kubernetes import kubernetes_discovery
+from watchkeeper.clusters.kubernetes import kubernetes_discovery, kubernetes_series
 from watchkeeper.config import settings as config
 from watchkeeper.render import fleet_facts, yaml_text
 from watchkeeper.render.tree import RenderedFile
@@ -137,18 +137,24 @@ def _hub_jobs(settings: config.Settings) -> list[YamlPart]:
     scheme, _, address = settings.render.hub_url.rstrip("/").partition("://")
     signed_in = {"authorization": {"credentials_file": TOKEN_FILE}} if settings.hub.tokens is not None else {}
     at = {"scheme": scheme, **signed_in, "static_configs": [{"targets": [address]}]}
+    at["relabel_configs"] = [_cluster(settings)]
     selectors = hub_selectors(settings)
+    if settings.fleet.reads_pods and settings.fleet.kubernetes_series is not config.KubernetesSeries.NEVER:
+        of_kubernetes = fleet_facts.rule_series(settings).prefixed_selectors(("kube_",))
+        selectors += [text.replace("{", f'{{job="{kubernetes_series.JOB}",', 1) for text in of_kubernetes]
     jobs = [YamlPart({"job_name": "watchkeeper-hub", **at}, "The hub's own metrics.")]
     if selectors:
-        federated = {"honor_labels": True, "metrics_path": "/federate", "params": {"match[]": selectors}}
-        why = "Series that only the hub has and rules read: expected GPUs, racks, schedulers, fabric."
-        jobs.append(YamlPart({"job_name": "watchkeeper-series", **federated, **at}, why))
+        federated = {"honor_labels": True, "honor_timestamps": False, "metrics_path": "/federate"}
+        why = "Series that only the hub has and rules read: expected GPUs, racks, holders of GPUs, schedulers, fabric."
+        jobs.append(
+            YamlPart({"job_name": "watchkeeper-series", **federated, "params": {"match[]": selectors}, **at}, why)
+        )
     return jobs
 
 
 def hub_selectors(settings: config.Settings) -> list[str]:
     """Selectors of the series that rules read and only the hub exports; `kubernetes` scrapes the same."""
-    return fleet_facts.rule_series(settings).prefixed_selectors(series.HUB_PREFIXES)
+    return fleet_facts.rule_series(settings).prefixed_selectors(series.FEDERATED_PREFIXES)
 
 
 def _alertmanager(url: str) -> dict[str, Any]:

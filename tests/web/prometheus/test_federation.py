@@ -54,7 +54,7 @@ def test_names_of_any_characters_are_quoted_for_those_who_understand_it() -> Non
     page = federation.write_page([Sample(labels, AT_MS, 41.0)], PageFormat.QUOTED_TEXT)
     assert page.decode().splitlines() == [
         '# TYPE "gpu.temp" untyped',
-        f'{{"gpu.temp","k8s.pod"="a\\"b",node="n1"}} 41 {AT_MS}',
+        f'{{"gpu.temp","k8s.pod"="a\\"b",node="n1",instance=""}} 41 {AT_MS}',
     ]
     parser = ExpositionParser()
     read = parser.parse(page)
@@ -65,14 +65,14 @@ def test_names_of_any_characters_are_quoted_for_those_who_understand_it() -> Non
 def test_names_of_any_characters_have_underscores_for_other_clients() -> None:
     samples = [Sample(Labels({"__name__": "9gpu.témp:x", "k8s.pod:y": "a"}), AT_MS, math.inf)]
     page = federation.write_page(samples, PageFormat.TEXT).decode()
-    assert page == f'# TYPE _gpu_t_mp:x untyped\n_gpu_t_mp:x{{k8s_pod_y="a"}} +Inf {AT_MS}\n'
+    assert page == f'# TYPE _gpu_t_mp:x untyped\n_gpu_t_mp:x{{k8s_pod_y="a",instance=""}} +Inf {AT_MS}\n'
 
 
 def test_text_counts_the_native_histograms_that_it_omits() -> None:
     samples = [HistogramSample(named("took"), AT_MS, Histogram(count=1.0)), Sample(named("up"), AT_MS, 1.0)]
     first, *others = federation.write_page(samples, PageFormat.TEXT).decode().splitlines()
     assert first == "# 1 native histogram series omitted: text cannot hold them. Use protobuf or remote write."
-    assert others == ["# TYPE up untyped", f"up{{}} 1 {AT_MS}"]
+    assert others == ["# TYPE up untyped", f'up{{instance=""}} 1 {AT_MS}']
 
 
 def test_protobuf_has_numbers_and_histograms() -> None:

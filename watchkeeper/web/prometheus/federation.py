@@ -73,12 +73,19 @@ def _text_lines(all_samples: Sequence[interfaces.AnySample], *, is_quoted: bool)
         written_name = name if is_plain else f'"{own_metrics.escape(name)}"' if is_quoted else _with_underscores(name)
         yield f"# TYPE {written_name} untyped\n"
         for sample in group:
-            pairs = (pair for pair in sample.labels.pairs if pair[0] != METRIC_NAME)
-            label_pairs = [f'{_write_label(key, is_quoted)}="{own_metrics.escape(value)}"' for key, value in pairs]
+            label_pairs = [
+                f'{_write_label(key, is_quoted)}="{own_metrics.escape(value)}"' for key, value in _label_pairs(sample)
+            ]
             is_quoted_name = written_name.startswith('"')
             inside = ",".join([written_name, *label_pairs] if is_quoted_name else label_pairs)
             series = f"{{{inside}}}" if is_quoted_name else f"{written_name}{{{inside}}}"
             yield f"{series} {write_value(sample.value)} {sample.at_ms}\n"
+
+
+def _label_pairs(sample: interfaces.AnySample) -> list[tuple[str, str]]:
+    """The labels, with an empty `instance` if there is none: as from Prometheus, the reader must not add its own."""
+    pairs = [pair for pair in sample.labels.pairs if pair[0] != METRIC_NAME]
+    return pairs if any(name == "instance" for name, _ in pairs) else [*pairs, ("instance", "")]
 
 
 # A store has few label names, and every line repeats them.
@@ -108,9 +115,9 @@ def _metric_type(sample: interfaces.AnySample) -> int:
 
 
 def _write_metric(sample: interfaces.AnySample) -> bytes:
-    pairs = (pair for pair in sample.labels.pairs if pair[0] != METRIC_NAME)
     labels = b"".join(
-        _bytes_field(1, _bytes_field(1, key.encode()) + _bytes_field(2, value.encode())) for key, value in pairs
+        _bytes_field(1, _bytes_field(1, key.encode()) + _bytes_field(2, value.encode()))
+        for key, value in _label_pairs(sample)
     )
     if isinstance(sample, Sample):
         content = _bytes_field(UNTYPED_VALUE, _double_field(1, sample.value))

@@ -21,8 +21,8 @@ HEAD = """\
 # Written by `make golden` from packs/xid.csv and packs/causes.csv; do not edit.
 # Xid codes as dcgm-exporter shows them, for fleets without our agent; the kernel log is faster and complete.
 # DCGM_FI_DEV_XID_ERRORS is a gauge with the last code: it stays until another Xid or a restart of the exporter, so a
-# change within ten minutes is what counts, and a repeat of the same code is not seen. The exporter writes the code also as
-# the label err_code, and takes the labels of a pod that ends away: a new code is a new series, so GPUs are compared.
+# change within ten minutes is what counts, and a repeat of the same code is not seen. A new code is a new series: it is
+# also the label err_code, and the pod whose labels the series had may end. So all series of a GPU are compared.
 groups:
   - name: xid
     rules:

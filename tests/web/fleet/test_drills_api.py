@@ -104,8 +104,14 @@ def test_the_score_of_a_game_day_is_saved_for_a_real_fleet_too(tmp_path: Path) -
     assert 'watchkeeper_drill_causes{cause="power_brake",verdict="missed"} 1' in again.metrics.render()
 
 
-@pytest.mark.parametrize("body", [{}, {"scenarios": [1]}, {"scenarios": [{"cause": "gremlins"}]}, {"scenarios": [{}]}])
-def test_an_invalid_score_is_refused(site: Site, body: dict[str, object]) -> None:
+NO_CAUSE = {"cause": None, "detected": True, "named": None}
+
+
+@pytest.mark.parametrize(
+    "scenarios", [None, [1], [{"cause": "gremlins"}], [{}], [NO_CAUSE], [NO_CAUSE | {"cause": ["node_down"]}]]
+)
+def test_an_invalid_score_is_refused(site: Site, scenarios: object) -> None:
+    body = {} if scenarios is None else {"scenarios": scenarios}
     assert site.ask("/api/drills/score", method="POST", body=body).status == 400
 
 

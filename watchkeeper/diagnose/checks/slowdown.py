@@ -130,7 +130,7 @@ def cooling_failure(facts: IncidentFacts) -> Finding | None:
         return _domain_finding(facts)
     members, celsius = facts.members_with_cause(COOLING_FAILURE), facts.readings_by_gpu(evidence.TEMPERATURE)
     hottest_first = sorted(celsius, key=lambda uuid: -celsius[uuid])
-    at_limit = _hot_gpus(facts)
+    at_limit = hot_gpus(facts)
     hot = [uuid for uuid in hottest_first if uuid in at_limit]
     if not members and len(hot) < HOT_GPUS:
         # A power brake keeps GPUs below their limit even without cooling: most GPUs near the limit are enough.
@@ -201,20 +201,11 @@ def _rule_out_rack(facts: IncidentFacts) -> RuledOut | None:
     return RuledOut("rack cooling", why)
 
 
-def _hot_gpus(facts: IncidentFacts) -> list[str]:
-    reasons = facts.readings_by_gpu(evidence.CLOCK_REASONS)
-    return [
-        uuid
-        for uuid, celsius in facts.readings_by_gpu(evidence.TEMPERATURE).items()
-        if celsius >= findings.limit_celsius(facts, uuid) or int(reasons.get(uuid, 0)) & clock_reasons.THERMAL
-    ]
-
-
 def _overview_evidence(facts: IncidentFacts, hot: list[str]) -> Evidence | None:
     celsius = facts.readings_by_gpu(evidence.TEMPERATURE)
     if not celsius:
         return None
-    is_limit = all(uuid in _hot_gpus(facts) for uuid in hot)
+    is_limit = all(uuid in hot_gpus(facts) for uuid in hot)
     level = "at their limit" if is_limit else f"at {NEAR_LIMIT_CELSIUS:g} °C or more"
     text = f"{len(hot)} of {len(celsius)} GPUs of {facts.node_name} are {level}; highest temperature "
     return Evidence(evidence.TEMPERATURE.metric, f"{text}{max(celsius.values()):g} °C", at=facts.at, place=facts.node)

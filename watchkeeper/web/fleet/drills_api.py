@@ -291,8 +291,10 @@ def _parse_game_day(body: Mapping[str, Any], now: datetime) -> GameDay:
         raise HTTPException(400, "`scenarios` must be a list of objects, as `watchkeeper drill --json` prints it")
     if len(rows) > MAX_SCENARIOS:
         raise HTTPException(400, f"{len(rows):,} scenarios, the limit is {MAX_SCENARIOS:,}")
-    for name in (row.get(key) for row in rows for key in ("cause", "named")):
-        if name is not None and causes.lookup(str(name)).cause != name:
+    # `named` is null where no cause was named.
+    names = [row["cause"] for row in rows if "cause" in row] + [row["named"] for row in rows if row.get("named")]
+    for name in names:
+        if causes.lookup(str(name)).cause != name:
             raise HTTPException(400, f"unknown cause `{str(name)[:60]}`")
     try:
         return GameDay(now, tuple(DrillResult(row["cause"], bool(row["detected"]), row["named"]) for row in rows))

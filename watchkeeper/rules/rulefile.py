@@ -1,7 +1,8 @@
 """Read Prometheus rule files, with line numbers.
 
-The hub calls `read_rules` at start and on reload, and `watchkeeper rules check` calls `load_rules`. They return a
-complete `RuleSet`, or raise `RuleFileProblems` with every problem of every file; then the hub keeps its active rules.
+The hub calls `read_rules` at start and on reload. It returns a complete `RuleSet`, or raises `RuleFileProblems` with
+every problem of every file; then the hub keeps its active rules. `rules check` and `migrate` also judge the valid rules
+beside invalid ones: they call `read_valid`.
 """
 
 from __future__ import annotations
@@ -103,6 +104,14 @@ def read_texts(paths: Iterable[Path]) -> dict[str, str | RuleFileError]:
 
 def read_rules(texts: Mapping[str, str | RuleFileError]) -> RuleSet:
     """Read rules from texts by path; a file that could not be read is an error instead of a text."""
+    rules, problems = read_valid(texts)
+    if problems:
+        raise RuleFileProblems(problems)
+    return rules
+
+
+def read_valid(texts: Mapping[str, str | RuleFileError]) -> tuple[RuleSet, tuple[RuleFileError, ...]]:
+    """The rules whose expressions are valid, and all problems: one wrong rule does not hide the others of its file."""
     problems: list[RuleFileError] = []
     groups: list[RuleGroup] = []
     for path, text in texts.items():
@@ -112,9 +121,7 @@ def read_rules(texts: Mapping[str, str | RuleFileError]) -> RuleSet:
             reader = _FileReader(YamlSource(path, text), [])
             groups += reader.read_groups()
             problems += sorted(reader.problems, key=lambda problem: problem.line or 0)
-    if problems:
-        raise RuleFileProblems(tuple(problems))
-    return RuleSet(tuple(groups))
+    return RuleSet(tuple(groups)), tuple(problems)
 
 
 def list_files(paths: Iterable[Path]) -> Iterable[Path]:

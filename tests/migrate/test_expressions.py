@@ -43,7 +43,9 @@ def test_an_expression_is_judged_by_its_series_labels_and_meaning(
 
 def test_what_their_own_rules_record_is_known() -> None:
     assert expression.judge_expression("gpu:busy").compatibility is Compatibility.NEEDS
-    assert expression.judge_expression("gpu:busy", frozenset({"gpu:busy"})).compatibility is Compatibility.WORKS
+    assert (
+        expression.judge_expression("gpu:busy", {"gpu:busy": parser.parse("up")}).compatibility is Compatibility.WORKS
+    )
 
 
 def test_every_part_of_an_expression_is_looked_through() -> None:

@@ -101,6 +101,41 @@ def test_one_broken_file_costs_no_other(theirs: Path) -> None:
     assert len(found) == 12
 
 
+def test_one_invalid_rule_does_not_hide_the_verdicts_of_the_others(tmp_path: Path) -> None:
+    rules = [
+        {"record": "gpu:xid", "expr": "max by (gpu) (DCGM_FI_DEV_XID_ERRORS)"},
+        {"alert": "Broken", "expr": "time() - time() offset 1h"},
+        {"alert": "Xid", "expr": "gpu:xid > 0"},
+    ]
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": rules}]}))
+    printed = ran(tmp_path)
+    assert printed.exit_code == 1
+    assert printed.output.count("r.yaml") == 1
+    assert "alert Broken: column" in printed.output
+    assert "use the shipped alert GPUHardwareFailure" in printed.output
+    plain = json.loads(ran(tmp_path, "--json").output)
+    assert plain["counts"] == {"works": 1, "needs": 0, "changes": 1, "cannot": 1}
+    (mistake,) = next(verdict["mistakes"] for verdict in plain["verdicts"] if verdict["subject"] == "Xid")
+    assert (mistake["part"], mistake["alert"]) == ("gpu:xid > 0", "GPUHardwareFailure")
+
+
+@pytest.mark.parametrize(
+    ("expr", "standing"),
+    [
+        ("DCGM_FI_PROF_SM_ACTIVE > $limit", Compatibility.WORKS),
+        ("DCGM_FI_PROF_SM_ACTIVE * ${scale:raw} > bool 20", Compatibility.WORKS),
+        ('DCGM_FI_PROF_SM_ACTIVE{gpu=~"$gpu"} > 20', Compatibility.CHANGES),
+        ("DCGM_FI_DEV_XID_ERRORS > 0", Compatibility.WORKS),
+    ],
+)
+def test_a_threshold_of_a_panel_is_judged_unless_it_is_a_variable(
+    tmp_path: Path, expr: str, standing: Compatibility
+) -> None:
+    board = {"title": "GPUs", "panels": [{"title": "Busy", "targets": [{"expr": expr}]}]}
+    (tmp_path / "d.json").write_text(json.dumps(board))
+    assert [verdict.compatibility for verdict in judged(tmp_path).values()] == [standing]
+
+
 def test_the_exit_code_says_whether_there_is_work_to_do(theirs: Path) -> None:
     printed = ran(theirs)
     assert printed.exit_code == 1

@@ -6,14 +6,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from watchkeeper.catalogue import metrics, series
+from watchkeeper.catalogue import series
 from watchkeeper.errors import QueryError
 from watchkeeper.query import engine
 from watchkeeper.query.promql import ast, parser, walk
+from watchkeeper.rules import rule_expression, rule_mistakes
 
 # Labels of a GPU's series: of the exporter, of the workload, and added by scraping.
 LABELS = frozenset(
@@ -33,7 +34,6 @@ LABEL_NAMES = {
     "exported_namespace": "namespace",
     "exported_container": "container",
 }
-OVER_TIME = frozenset({"rate", "irate", "increase"})
 
 
 class Compatibility(StrEnum):
@@ -52,22 +52,29 @@ ORDER = tuple(Compatibility)
 class ExpressionVerdict:
     compatibility: Compatibility
     why: tuple[str, ...] = ()
+    mistakes: tuple[rule_expression.Mistake, ...] = ()
 
 
-def judge_expression(text: str, recorded: frozenset[str] = frozenset()) -> ExpressionVerdict:
-    """Judge one expression; `recorded` are names that rules of the same migration record."""
+def judge_expression(
+    text: str, recorded: Mapping[str, ast.Expr] | None = None, *, is_alert: bool = False, hold_seconds: float = 0.0
+) -> ExpressionVerdict:
+    """Judge one expression; `recorded` are the rules by name whose series it can read, such as those beside it."""
     try:
         expr = parser.parse(text)
     except QueryError as error:
         metricsql = "; VictoriaMetrics' MetricsQL has more functions" if "unknown function" in error.problem else ""
         return ExpressionVerdict(Compatibility.CANNOT, (f"not PromQL: {error.problem}{metricsql}",))
-    judgements = [*_names(expr, recorded), *_labels(expr), *_meaning(expr)]
+    rule = rule_expression.RuleExpression(expr, is_alert, hold_seconds, recorded or {})
+    names = walk.metric_names(expr)
+    mistakes = tuple(mistake for mistake in rule_mistakes.find_mistakes(rule) if mistake.part not in names)
+    judgements = [*_names(names - rule.recorded.keys()), *_labels(expr)]
+    judgements += [(Compatibility.CHANGES, line) for mistake in mistakes for line in mistake.lines]
     worst = max((compatibility for compatibility, _ in judgements), key=ORDER.index, default=Compatibility.WORKS)
-    return ExpressionVerdict(worst, tuple(dict.fromkeys(why for _, why in judgements if why)))
+    return ExpressionVerdict(worst, tuple(dict.fromkeys(why for _, why in judgements if why)), mistakes)
 
 
-def _names(expr: ast.Expr, recorded: frozenset[str]) -> Iterator[tuple[Compatibility, str]]:
-    for name in sorted(walk.metric_names(expr) - recorded - {""}):
+def _names(names: frozenset[str]) -> Iterator[tuple[Compatibility, str]]:
+    for name in sorted(names - {""}):
         origin = series.origin(name)
         match origin.source:
             case series.SeriesSource.AGENT | series.SeriesSource.HUB | series.SeriesSource.RULE:
@@ -99,18 +106,6 @@ def _labels(expr: ast.Expr) -> Iterator[tuple[Compatibility, str]]:
             yield Compatibility.CHANGES, f"label {name}: use {LABEL_NAMES[name]} here"
         else:
             yield Compatibility.NEEDS, f"label {name}: no GPU series has it unless you add it by relabelling"
-
-
-def _meaning(expr: ast.Expr) -> Iterator[tuple[Compatibility, str]]:
-    """Find expressions that work but mislead: rates of gauges."""
-    for part in walk.iterate_nodes(expr):
-        if not isinstance(part, ast.FunctionCall) or part.function not in OVER_TIME:
-            continue
-        for selector in _gpu_selectors(part):
-            row = metrics.lookup(selector.name or "")
-            if row is not None and row.type == "gauge":
-                guide = f" ({row.bands})" if row.bands else ", so its rate means nothing"
-                yield Compatibility.CHANGES, f"{part.function}({selector.name}): it is a gauge{guide}"
 
 
 def _gpu_selectors(expr: ast.Expr) -> list[ast.Selector]:

@@ -6,7 +6,8 @@ Rules are read first, because dashboards use the series that they record.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,24 +16,30 @@ import yaml
 from watchkeeper.errors import error_reason
 from watchkeeper.kit import wire, yaml_text
 from watchkeeper.migrate.expression import Compatibility, judge_expression
+from watchkeeper.query.promql import ast
 from watchkeeper.readers import counters_csv, grafana_dashboard
 from watchkeeper.readers.nvml import choice
-from watchkeeper.rules import rulefile
+from watchkeeper.rules import rule_expression, rule_mistakes, rulefile
 
 SUFFIXES = (".csv", ".yaml", ".yml", ".json", ".rules")
 MAX_BYTES = 16 * 2**20
 SHOWN = 200
+NUMBER_VARIABLE = re.compile(rf"(?P<before>[<>=!*/+%^-]\s*(?:bool\s+)?)(?:{grafana_dashboard.VARIABLE})(?![a-zA-Z_])")
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationVerdict:
-    """`where` is the line, rule or panel inside `file`; `why` has one sentence for each reason."""
+    """`where` is the line, rule or panel inside `file`; `why` has one sentence for each reason.
+
+    `mistakes` has the reasons that do not depend on this product: the expression means something else.
+    """
 
     file: str
     where: str
     subject: str
     compatibility: Compatibility = wire.json_key("standing")
     why: tuple[str, ...] = ()
+    mistakes: tuple[rule_expression.Mistake, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +54,22 @@ class FileRules:
 def judge_files(paths: Sequence[Path], shipped: rulefile.RuleSet) -> list[MigrationVerdict]:
     """Return a verdict for each counter, rule and query in these files; `shipped` are Watchkeeper's own rules."""
     texts = {path: _text(path) for path in _files(paths)}
+    file_order = [str(path) for path in texts]
     verdicts = [text for text in texts.values() if isinstance(text, MigrationVerdict)]
     rule_files: list[FileRules] = []
     for path, text in texts.items():
         if isinstance(text, str) and path.suffix not in (".csv", ".json"):
             rule_files += _read_rules(path, text, verdicts, is_named=path in paths)
     rules = [rule for file in rule_files for rule in file.rules]
-    recorded = frozenset(rule.name for rule in (*shipped.rules, *rules) if isinstance(rule, rulefile.RecordingRule))
+    recorded = rule_mistakes.recorded_expressions((*shipped.rules, *rules))
     for path, text in texts.items():
         if isinstance(text, str) and path.suffix == ".csv":
             verdicts += _counters(path, text)
         elif isinstance(text, str) and path.suffix == ".json":
             verdicts += _dashboard(path, text, recorded, is_named=path in paths)
     named = frozenset(rule.name for rule in shipped.rules if isinstance(rule, rulefile.AlertingRule))
-    return [*verdicts, *(_rule(file, rule, recorded, named) for file in rule_files for rule in file.rules)]
+    verdicts += [_rule(file, rule, recorded, named) for file in rule_files for rule in file.rules]
+    return sorted(verdicts, key=lambda verdict: file_order.index(verdict.file))
 
 
 def _files(paths: Iterable[Path]) -> Iterator[Path]:
@@ -93,11 +102,10 @@ def _read_rules(path: Path, text: str, verdicts: list[MigrationVerdict], *, is_n
         if is_named:
             verdicts.append(_cannot(path, path.name, "contains neither rule groups nor a PrometheusRule"))
         return
-    try:
-        yield FileRules(path, rulefile.read_rules({str(path): rules}).rules, has_lines=rules == text)
-    except rulefile.RuleFileProblems as error:
-        lines = ((f"line {row.line}" if row.line else "", row.problem) for row in error.problems)
-        verdicts += [_cannot(path, "rule file", problem, where=where) for where, problem in lines]
+    valid, problems = rulefile.read_valid({str(path): rules})
+    yield FileRules(path, valid.rules, has_lines=rules == text)
+    lines = ((f"line {row.line}" if row.line else "", row.problem) for row in problems)
+    verdicts += [_cannot(path, "rule file", problem, where=where) for where, problem in lines]
 
 
 def extract_rules(text: str) -> str | None:
@@ -114,16 +122,20 @@ def extract_rules(text: str) -> str | None:
     return yaml.safe_dump({"groups": groups}, sort_keys=False) if groups else None
 
 
-def _rule(file: FileRules, rule: rulefile.Rule, recorded: frozenset[str], named: frozenset[str]) -> MigrationVerdict:
-    judged = judge_expression(rule.expr, recorded)
+def _rule(
+    file: FileRules, rule: rulefile.Rule, recorded: Mapping[str, ast.Expr], named: frozenset[str]
+) -> MigrationVerdict:
+    is_alert = isinstance(rule, rulefile.AlertingRule)
+    hold_seconds = rule.hold_seconds if isinstance(rule, rulefile.AlertingRule) else 0.0
+    judged = judge_expression(rule.expr, recorded, is_alert=is_alert, hold_seconds=hold_seconds)
     why = list(judged.why)
-    if isinstance(rule, rulefile.AlertingRule):
+    if is_alert:
         if rule.name in named:
             why.append("a shipped rule has the same name: remove one of them")
         if "cause" not in rule.labels:
             why.append("add a label `cause`: its incidents have no cause without it (docs/reference/alerts.md)")
     where = f"line {rule.line}" if file.has_lines else ""
-    return MigrationVerdict(str(file.path), where, rule.name, judged.compatibility, tuple(why))
+    return MigrationVerdict(str(file.path), where, rule.name, judged.compatibility, tuple(why), judged.mistakes)
 
 
 def _counters(path: Path, text: str) -> list[MigrationVerdict]:
@@ -149,7 +161,7 @@ def _counter(path: Path, counter: counters_csv.CounterField) -> MigrationVerdict
     return MigrationVerdict(str(path), where, counter.name, Compatibility.WORKS, notes)
 
 
-def _dashboard(path: Path, text: str, recorded: frozenset[str], *, is_named: bool) -> list[MigrationVerdict]:
+def _dashboard(path: Path, text: str, recorded: Mapping[str, ast.Expr], *, is_named: bool) -> list[MigrationVerdict]:
     try:
         dashboard = grafana_dashboard.read_dashboard(text)
     except grafana_dashboard.InvalidDashboard as error:
@@ -163,6 +175,9 @@ def _dashboard(path: Path, text: str, recorded: frozenset[str], *, is_named: boo
             why = f"it queries {query.language}, not Prometheus"
             verdicts.append(_cannot(path, query.language, why, where=where))
         else:
-            judged = judge_expression(grafana_dashboard.fill_variables(query.expr), recorded)
-            verdicts.append(MigrationVerdict(str(path), where, query.expr[:SHOWN], judged.compatibility, judged.why))
+            # A number that is a variable is unknown, so nothing is compared with it.
+            text = NUMBER_VARIABLE.sub(r"\g<before>NaN", query.expr)
+            judged = judge_expression(grafana_dashboard.fill_variables(text), recorded)
+            subject, compatibility = query.expr[:SHOWN], judged.compatibility
+            verdicts.append(MigrationVerdict(str(path), where, subject, compatibility, judged.why, judged.mistakes))
     return verdicts

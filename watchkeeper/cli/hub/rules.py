@@ -35,20 +35,33 @@ def command() -> None:
 @click.argument("files", nargs=-1, required=True, type=EXISTING_PATH)
 @options.as_json
 def check(files: tuple[Path, ...], as_json: bool) -> None:
-    """Check rule FILES and print every problem with its line; exit code 1 if there is one."""
-    from watchkeeper.rules import rulefile
+    """Check rule FILES and print every problem with its line; exit code 1 if there is one.
 
-    try:
-        rule_set = rulefile.load_rules(files)
-    except rulefile.RuleFileProblems as error:
-        problems = [{"file": row.path, "line": row.line, "problem": row.problem} for row in error.problems]
-        options.print_result({"ok": False, "problems": problems}, map(str, error.problems), as_json=as_json)
-        if not as_json:
-            click.echo(f"{len(problems)} problem{'s' if len(problems) > 1 else ''} found", err=True)
-        raise SystemExit(1) from error
-    rules, rule_groups = len(rule_set.rules), len(rule_set.groups)
-    plain = {"ok": True, "problems": [], "rules": rules, "groups": rule_groups}
-    options.print_result(plain, [f"{rules} rules in {rule_groups} groups: no problem found"], as_json=as_json)
+    A rule with a mistake is valid, so the hub loads it, but it does not do what it seems to: its threshold is never
+    reached or always, a healthy GPU fires it too, or it does not end. Each mistake names the rule to use instead.
+    """
+    from watchkeeper.errors import RuleFileError
+    from watchkeeper.rules import rule_mistakes, rulefile
+
+    rule_set, invalid = rulefile.read_valid(rulefile.read_texts(files))
+    recorded = rule_mistakes.recorded_expressions(rule_set.rules)
+    problems = [(row, {"kind": "invalid"}) for row in invalid]
+    for rule in rule_set.rules:
+        for mistake in rule_mistakes.check_rule(rule, recorded):
+            row = RuleFileError(f"{rule.name}: {'; '.join(mistake.lines)}", path=rule.path, line=rule.line)
+            problems.append((row, {"kind": "mistake", "rule": rule.name, **wire.to_plain(mistake)}))
+    problems.sort(key=lambda pair: (pair[0].path, pair[0].line or 0))
+    plain = [{"file": row.path, "line": row.line, "problem": row.problem, **more} for row, more in problems]
+    rules, groups = len(rule_set.rules), len(rule_set.groups)
+    lines = [str(row).replace("; use ", "\n    use ") for row, _ in problems] or [
+        f"{rules} rules in {groups} groups: no problem found"
+    ]
+    counts = {"ok": not problems, "loads": not invalid, "problems": plain, "rules": rules, "groups": groups}
+    options.print_result(counts, lines, as_json=as_json)
+    if problems and not as_json:
+        click.echo(f"{len(problems)} problem{'s' * (len(problems) > 1)} found", err=True)
+    if problems:
+        raise SystemExit(1)
 
 
 @command.command("slo")

@@ -104,6 +104,13 @@ const PAGES: PageRow[] = [
     group: "practise",
     load: () => import("./pages/drills/drills").then((m) => m.DrillsPage),
   },
+  {
+    path: "/learn",
+    name: "Learn",
+    key: "q",
+    group: "practise",
+    load: () => import("./pages/learn").then((m) => m.LearnPage),
+  },
 ];
 
 const GROUPS = ["monitor", "analyse", "practise"] as const;

@@ -54,6 +54,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "store": ("watchkeeper.cli.hub.store", "Back up, restore, verify or export the data of a hub."),
     "users": ("watchkeeper.cli.hub.users", "Manage users who log in with a password, and their roles."),
     "drill": ("watchkeeper.cli.doctor.drill", "Inject all simulated faults into the real pipeline and score it."),
+    "learn": ("watchkeeper.cli.doctor.learn", "Answer a quiz about GPUs, and learn in eight weeks with checks."),
     "sim": ("watchkeeper.cli.hub.sim", "Run a simulated fleet, list scenarios, inject faults."),
 }
 EXIT_UNKNOWN = 3

@@ -32,6 +32,7 @@ from watchkeeper.web.fleet import (
     fleet_snapshot,
     history_api,
     jobs_api,
+    learn_api,
     orders_api,
     topology_api,
 )
@@ -85,6 +86,7 @@ def create_app(hub: Services, auth: Auth | AuthFiles, *, live_interval_seconds: 
         explain_api.ExplainApi(hub, jobs),
         orders_api.OrdersApi(hub),
         drills_api.DrillsApi(hub),
+        learn_api.LearnApi(),
         jobs,
         incident_api.IncidentApi(hub, reports),
         repairs_api.RepairsApi(hub),

@@ -50,7 +50,7 @@ TAGS = {
     "use": ("usage", "cost", "capacity"),
     "rules": ("slos", "rules"),
     "explore": ("explore", "history", "recording"),
-    "drills": ("drills", "sim"),
+    "drills": ("drills", "sim", "learn"),
     "hub": ("status", "whoami", "login", "logout", "live", "openapi", "journal", "users"),
 }
 PATH_DESCRIPTIONS = {

@@ -31,7 +31,7 @@ IMMUTABLE = "public, max-age=31536000, immutable"
 # All paths serve one page, whose code selects the view: `PAGES` in console/src/main.tsx.
 CONSOLE_PATHS = (
     *("/", "/gpu/{uuid}", "/node/{name}", "/incidents", "/incidents/{id}", "/fabric", "/jobs", "/jobs/{id:path}"),
-    *("/explore", "/cost", "/slo", "/drills", "/drills/{id}", "/journal"),
+    *("/explore", "/cost", "/slo", "/drills", "/drills/{id}", "/learn", "/journal"),
 )
 
 

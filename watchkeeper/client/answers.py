@@ -811,6 +811,26 @@ class JournalPage(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OpenQuestion(HubAnswer):
+    id: str
+    topic: str
+    question: str
+    options: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Quiz(HubAnswer):
+    topics: tuple[str, ...]
+    questions: tuple[OpenQuestion, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class QuizScore(HubAnswer):
+    topics: tuple[TopicScore, ...]
+    answers: tuple[Answer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lemon(HubAnswer):
     """`hazard` is expected faults per month, `times_fleet` its ratio to the fleet's rate. `chance` is the probability of this many faults by chance; `is_lemon` if it is small for a fleet of this size."""
 
@@ -883,6 +903,28 @@ class QuerySeries(HubAnswer):
     values: tuple[tuple[float, str], ...] | None = None
     histogram: tuple[float, Mapping[str, Any]] | None = None
     histograms: tuple[tuple[float, Mapping[str, Any]], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Answer(HubAnswer):
+    """A given answer beside the right one; an empty one was skipped."""
+
+    id: str
+    topic: str
+    question: str
+    given: str
+    is_right: bool
+    right: str
+    why: str
+    page: str
+    drill: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TopicScore(HubAnswer):
+    topic: str
+    right: int
+    questions: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

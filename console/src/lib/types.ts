@@ -903,6 +903,20 @@ export interface JournalPage {
   looked_back_to: number;
   kinds: Record<string, number>;
 }
+export interface OpenQuestion {
+  id: string;
+  topic: string;
+  question: string;
+  options: string[];
+}
+export interface Quiz {
+  topics: string[];
+  questions: OpenQuestion[];
+}
+export interface QuizScore {
+  topics: TopicScore[];
+  answers: Answer[];
+}
 /** `hazard` is expected faults per month, `times_fleet` its ratio to the fleet's rate. `chance` is the probability of this many faults by chance; `is_lemon` if it is small for a fleet of this size. */
 export interface Lemon {
   name: string;
@@ -1016,6 +1030,23 @@ export interface QuerySeries {
   values?: [number, string][];
   histogram?: [number, Record<string, unknown>];
   histograms?: [number, Record<string, unknown>][];
+}
+/** A given answer beside the right one; an empty one was skipped. */
+export interface Answer {
+  id: string;
+  topic: string;
+  question: string;
+  given: string;
+  is_right: boolean;
+  right: string;
+  why: string;
+  page: string;
+  drill: string;
+}
+export interface TopicScore {
+  topic: string;
+  right: number;
+  questions: number;
 }
 /** The outcome of the last reload; with `problems`, the rules of `in_force_since` stay active. */
 export interface Outcome {

@@ -21,7 +21,7 @@ from typing import Any
 import click
 import yaml
 
-from tests.house import generate_api, generate_xid_rules
+from tests.house import coverage, generate_api, generate_xid_rules
 from tests.house.tree import PACKAGE, Source, sources, summary
 from tests.support.paths import ROOT
 from watchkeeper.agent import diag_page
@@ -268,6 +268,10 @@ def _folder(name: str, modules: list[Source]) -> str:
     return "\n".join([f"## {name}/", "", law, "", *rows, *([""] if rows else [])])
 
 
+def coverage_page() -> str:
+    return coverage.page(HEAD)
+
+
 def slo_rules() -> str:
     source = PACKAGE / "packs" / "slo.yaml"
     return slo.render_rules(slo.read_slos(source.read_text(), where="packs/slo.yaml"), source="packs/slo.yaml")
@@ -282,6 +286,7 @@ WRITTEN: dict[Path, Callable[[], str]] = {
     REFERENCE / "causes.md": causes_page,
     REFERENCE / "api.md": api_page,
     REFERENCE / "modules.md": modules_page,
+    REFERENCE / "coverage.md": coverage_page,
     RULE_FILES / "slo.yaml": slo_rules,
     PACKAGE / "client" / "answers.py": generate_api.python_answers,
     ROOT / "console" / "src" / "lib" / "types.ts": generate_api.console_types,

@@ -92,6 +92,15 @@ class ExitRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageRow:
+    """Container images, by a pattern of their names, and whether their programs need a GPU."""
+
+    image: re.Pattern[str] = pack.cell(re.compile)
+    uses_gpu: bool = pack.cell(pack.yes_or_no)
+    meaning: str = pack.cell(pack.required)
+
+
+@dataclass(frozen=True, slots=True)
 class NvlinkFault:
     """What one bit of an NVLink 5 error status (Xid 144 to 150) means."""
 
@@ -173,8 +182,13 @@ def find_completion(status: int) -> CompletionRow | None:
 
 
 def find_counter(name: str) -> CounterRow | None:
-    """The row of a counter, by the name that perfquery prints or that its file in sysfs has."""
-    return _counters().get(name)
+    """The row of a counter, by the name that perfquery or ibdiagnet prints or that its file in sysfs has."""
+    return _counters().get(name) or _counters().get(_plain_counter_name(name))
+
+
+def _plain_counter_name(name: str) -> str:
+    """The part of a counter's name that all tools share: link_down_counter and LinkDownedCounter are linkdown."""
+    return re.sub(r"(?:ed|s)$", "", re.sub(r"_|counter|errors?|extended|overrun", "", name.lower()))
 
 
 @cache
@@ -194,6 +208,16 @@ def counter_maximum(counter: str) -> int | None:
 def find_exit_code(code: int) -> ExitRow | None:
     """The row of an exit code; a negative code, as torchrun prints it, is a signal."""
     return _exits().get(128 - code if code < 0 else code)
+
+
+def find_image(image: str) -> ImageRow | None:
+    """The first row that matches the name of a container image."""
+    return next((row for row in _images() if row.image.search(image)), None)
+
+
+@cache
+def _images() -> tuple[ImageRow, ...]:
+    return pack.load("gpu_images.csv", pack.row_reader(ImageRow))
 
 
 @cache
@@ -225,7 +249,8 @@ def _completions() -> dict[int, CompletionRow]:
 @cache
 def _counters() -> dict[str, CounterRow]:
     rows = pack.load("ib_counters.csv", _counter)
-    return {name: row for row in rows for name in (row.name, row.sysfs_name) if name}
+    names = {name: row for row in rows for name in (row.name, row.sysfs_name) if name}
+    return {_plain_counter_name(name): row for name, row in names.items()} | names
 
 
 @cache

@@ -6,11 +6,16 @@ import re
 from collections import Counter
 
 from watchkeeper.catalogue import tables
+from watchkeeper.doctor import records
 from watchkeeper.doctor.listing import Listing
 from watchkeeper.readers.clusters import kubernetes_text, slurm_text
 from watchkeeper.readers.fabric import infiniband_text
 
 QUEUE_REASONS = frozenset({"Resources", "Priority", "JobArrayTaskLimit", "BeginTime"})
+# A DaemonSet on GPU nodes often is a part of the driver or of monitoring, which uses GPUs without a request.
+POD_KINDS = frozenset({"Pod", "Deployment", "StatefulSet", "ReplicaSet", "ReplicationController", "Job", "CronJob"})
+COUNTER_SIGNS = {"LinkDownedCounter": "hca-downed", "VL15Dropped": "hca-management-drops"}
+LINK_ERROR_LIMIT = 10
 XID_IN_REASON = re.compile(r"(?i)\bxid[ _:=-]{0,3}(\d{1,3})\b")
 # NHC: check_hw_ib: No IB port mlx5_3:1 is ACTIVE
 IB_IN_REASON = re.compile(r"(?i)check_hw_ib|ib port|infiniband|mlx5_\d")
@@ -32,12 +37,16 @@ def read_cluster_signs(listing: Listing) -> None:
     if is_object:
         for item in kubernetes_text.read_objects(text, is_yaml=listing.kind == "kubernetes_yaml"):
             _add_object_signs(item, listing)
+    elif "Image: " in text and "Name: " in text:
+        for record in records.describe_records(listing):
+            pod = kubernetes_text.read_described_pod(listing.lines[record.first - 1 : record.last])
+            _add_request_signs(pod, listing, record.first, dict(record.fields))
     if listing.kind == "slurm_json":
         nodes, jobs = slurm_text.read_json(text)
     else:
         has_nodes = any(mark in text for mark in ("NodeName=", "NODELIST", "PARTITION"))
         nodes = list(slurm_text.read_nodes(listing.lines)) if has_nodes else []
-        jobs = list(slurm_text.read_jobs(listing.lines)) if " PD " in text or "PENDING" in text else []
+        jobs = list(slurm_text.read_jobs(listing.lines)) if re.search(r"\bPD\b|PENDING", text) else []
     for slurm_node in nodes:
         _add_slurm_node_signs(slurm_node, listing)
     for job in jobs:
@@ -69,15 +78,27 @@ def _add_object_signs(item: object, listing: Listing) -> None:
         if kubernetes_text.gpu_count(node.capacity) is not None or is_labelled:
             node.line = _line_of(listing, node.name)
             _add_node_signs(node, listing)
-    elif item["kind"] == "Pod":
+    elif item["kind"] in POD_KINDS:
         pod = kubernetes_text.read_pod(item)
         place = {"pod": pod.name, "namespace": pod.namespace, "node": pod.node}
         if pod.requests_gpu is False:
             listing.add_sign("k8s-pod-without-gpu", _line_of(listing, pod.name), **place)
+        _add_request_signs(pod, listing, _line_of(listing, pod.name), place)
         for container, reason, code in pod.terminations:
             if reason == "OOMKilled" or code == 135:
                 sign = "k8s-oomkilled" if reason == "OOMKilled" else "k8s-exit-135"
                 listing.add_sign(sign, _line_of(listing, pod.name), **place, container=container)
+
+
+def _add_request_signs(pod: kubernetes_text.PodFacts, listing: Listing, line: int, place: dict[str, str]) -> None:
+    """Find a pod that needs a GPU by its image or environment and requests none."""
+    images = [row for image in pod.images if (row := tables.find_image(image)) is not None]
+    if pod.requests_gpu or any(not row.uses_gpu for row in images):
+        return
+    if images:
+        listing.add_sign("k8s-gpu-image-without-request", line, **place)
+    elif pod.names_devices and not pod.runtime_class:
+        listing.add_sign("k8s-devices-without-request", line, **place)
 
 
 def _line_of(listing: Listing, name: str) -> int:
@@ -105,11 +126,14 @@ def read_fabric_signs(listing: Listing) -> None:
     text = listing.text
     if "hysical state" in text or "phys state" in text or "phys_state" in text:
         _add_port_signs(listing)
-    if "Counter" in text or "Errors for" in text:
-        for port in infiniband_text.read_counters(listing.lines):
-            # `port ALL` and port 255 are the sum of the other ports.
-            for name, (value, line) in port.counters.items() if port.number not in ("ALL", "255") else ():
-                _add_counter_sign(listing, line, name, value=value, place={"owner": port.owner, "port": port.number})
+    ports = infiniband_text.read_counters(listing.lines) if "Counter" in text or "Errors for" in text else []
+    if listing.kind == "ibdiagnet" or "-E- " in text or "-W- " in text:
+        ports += infiniband_text.read_diag_counters(listing.lines)
+    for port in ports:
+        place = {"owner": port.owner, "port": port.number}
+        # `port ALL` and port 255 are the sum of the other ports.
+        for name, (value, line) in port.counters.items() if port.number not in ("ALL", "255") else ():
+            _add_counter_sign(listing, line, name, value=value, place=place, grew=port.grew)
     # Counters in files of sysfs, one per line as `grep` prints them.
     for line, file_text in enumerate(listing.lines, 1) if "/infiniband/" in text else ():
         if (match := SYSFS_COUNTER.search(file_text)) is not None:
@@ -143,8 +167,13 @@ def _number(rate: str) -> float:
     return float(digits) if digits else 0.0
 
 
-def _add_counter_sign(listing: Listing, line: int, name: str, *, value: int, place: dict[str, str]) -> None:
+def _add_counter_sign(
+    listing: Listing, line: int, name: str, *, value: int, place: dict[str, str], grew: bool = False
+) -> None:
     row = tables.find_counter(name)
-    if row is not None and row.total_limit is not None and value >= row.total_limit:
-        sign = "hca-downed" if row.name == "LinkDownedCounter" else "hca-errors"
-        listing.add_sign(sign, line, **place, counter=f"{name} {value}")
+    if row is None or row.total_limit is None:
+        return
+    # Of a counter of the link itself, a few errors in days are normal, but none in the seconds of a check.
+    limit = 1 if grew and row.total_limit <= LINK_ERROR_LIMIT else row.total_limit
+    if value >= limit:
+        listing.add_sign(COUNTER_SIGNS.get(row.name, "hca-errors"), line, **place, counter=f"{name} {value}")

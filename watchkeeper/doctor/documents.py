@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from itertools import islice
 
-from watchkeeper.doctor import cluster_listings, gpu_listings, records, trends
+from watchkeeper.doctor import cluster_listings, driver_listings, gpu_listings, records, trends
 from watchkeeper.doctor.facts import DoctorFacts
 from watchkeeper.doctor.listing import Listing
 from watchkeeper.doctor.scan import excerpt
@@ -62,6 +62,6 @@ def read_failure_lines(listing: Listing) -> None:
 
 
 LISTING_READERS: tuple[Callable[[Listing], None], ...] = (
-    gpu_listings.read_gpu_signs, cluster_listings.read_fabric_signs, cluster_listings.read_cluster_signs,
-    trends.read_trend_signs, read_failure_lines, records.read,
+    gpu_listings.read_gpu_signs, driver_listings.read_driver_signs, cluster_listings.read_fabric_signs,
+    cluster_listings.read_cluster_signs, trends.read_trend_signs, read_failure_lines, records.read,
 )  # fmt: skip

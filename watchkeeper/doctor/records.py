@@ -78,7 +78,8 @@ def enclosing_records(records: Sequence[Sequence[TextRecord]], line: int) -> Ite
             yield group[at]
 
 
-def _describe_records(listing: Listing) -> Iterator[TextRecord]:
+def describe_records(listing: Listing) -> Iterator[TextRecord]:
+    """Pods and nodes as `kubectl describe` prints them."""
     lines = listing.lines
     for first, match in listing.numbered_matches(DESCRIBED):
         indent, last = len(match["indent"]), first
@@ -173,7 +174,7 @@ def _port_records(listing: Listing) -> Iterator[TextRecord]:
 NODE_HEADINGS = ("ost: ", "ode: ", "erver: ", "achine: ", "ame: ")
 # Each reader with texts; it runs only on a printout that contains one of them.
 READERS: tuple[tuple[tuple[str, ...], Callable[[Listing], Iterator[TextRecord]]], ...] = (
-    (("Name:",), _describe_records),
+    (("Name:",), describe_records),
     (("NodeName=", "JobId="), _indented_reader(SCONTROL)),
     (("LnkSta",), _indented_reader(LSPCI)),
     (("gpuId ",), _indented_reader(DCGMI_GPU)),

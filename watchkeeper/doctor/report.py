@@ -36,12 +36,12 @@ MAX_VALUES = 16
 # The end of the first clause of a reason.
 FIRST_CLAUSE = re.compile(r"\. |; ")
 # Placeholders in commands.
-COMMAND_FIELDS = ("node", "gpu", "pci", "pod", "job", "pid", "hca", "peer")
+COMMAND_FIELDS = ("node", "gpu", "pci", "pod", "job", "pid", "hca", "peer", "port")
 # A title that begins with one of these is capitalised; a node name at the start is not changed.
 CAPITALISED_STARTS = ("this ", "the job", "a GPU", "rank ", "pod ", "job ")
 MEMBER_PLACES = (("culprit_rank", "rank {}"), ("rank", "rank {}"), ("pod", "pod {}"), ("job", "job {}"))
 HARDWARE_PLACES = (("gpu", "GPU {}"), ("pci", "GPU {}"), ("switch", "NVSwitch {}"), ("port_pci", "port {}"))
-PORT_CAUSES = frozenset({"ib_link_degraded", "nccl_ib_link_error"})
+PORT_CAUSES = frozenset({"ib_link_degraded", "ib_management_drops", "nccl_ib_link_error", "port_in_use"})
 MAX_PORTS = 4
 
 
@@ -51,19 +51,17 @@ class JobScheduler(Enum):
     UNKNOWN = "unknown"
 
 
-KUBERNETES_KINDS = ("kube", "device_plugin")
+# Beginnings of kinds of input and of signs; exit codes are the same everywhere.
+KUBERNETES_KINDS = ("kube", "device_plugin", "k8s-", "plugin-", "operator-", "coredns-", "pod-cannot-")
+ANY_SCHEDULER = ("k8s-exit-",)
 SLURM_KINDS = ("slurm", "scontrol", "sinfo", "squeue", "sacct", "sdiag")
-SLURM_SIGNS = ("slurm-oom", "slurm-task-oom", "slurm-node-fail", "slurm-gres-count")
-_KUBECTL_DRAIN = "kubectl drain {node} --ignore-daemonsets --delete-emptydir-data"
 _SCONTROL_DRAIN = "scontrol update nodename={node} state=drain reason=gpu-fault"
-SCHEDULER_COMMANDS = {
-    JobScheduler.KUBERNETES: {"drain": _KUBECTL_DRAIN, "cordon": "kubectl cordon {node}"},
-    JobScheduler.SLURM: {"drain": _SCONTROL_DRAIN, "cordon": _SCONTROL_DRAIN},
-    JobScheduler.UNKNOWN: {
-        "drain": f"{_KUBECTL_DRAIN}   (Slurm: {_SCONTROL_DRAIN})",
-        "cordon": f"kubectl cordon {{node}}   (Slurm: {_SCONTROL_DRAIN})",
-    },
+NODE_COMMANDS = {
+    "drain": f"kubectl drain {{node}} --ignore-daemonsets --delete-emptydir-data   (Slurm: {_SCONTROL_DRAIN})",
+    "cordon": f"kubectl cordon {{node}}   (Slurm: {_SCONTROL_DRAIN})",
 }
+# kubectl describe node gpu07   (Slurm: scontrol show node gpu07)
+BY_SCHEDULER = re.compile(r"(?P<kubernetes>.*?) {3}\(Slurm: (?P<slurm>.*)\)")
 
 
 class DoctorVerdict(IntEnum):
@@ -119,9 +117,8 @@ def build(facts: DoctorFacts, candidates: Iterable[Opinion]) -> DoctorReport:
 
 def _detect_scheduler(facts: DoctorFacts) -> JobScheduler:
     """The scheduler that the inputs come from: the commands to drain a node differ."""
-    kinds = facts.kinds()
-    slurm = facts.has(*SLURM_SIGNS) or any(kind.startswith(SLURM_KINDS) for kind in kinds)
-    kubernetes = any(kind.startswith(KUBERNETES_KINDS) for kind in kinds)
+    names = [name for name in (*facts.kinds(), *facts.signs()) if not name.startswith(ANY_SCHEDULER)]
+    slurm, kubernetes = (any(name.startswith(kinds) for name in names) for kinds in (SLURM_KINDS, KUBERNETES_KINDS))
     if slurm is kubernetes:
         return JobScheduler.UNKNOWN
     return JobScheduler.SLURM if slurm else JobScheduler.KUBERNETES
@@ -192,14 +189,24 @@ def _next_steps(
     if "gpu" not in where and isinstance(pci := where.get("pci"), str):
         # nvidia-smi accepts an address instead of an index; kernel addresses have no function number.
         replacements["gpu"] = pci if "." in pci else f"{pci}.0"
-    for name, text in SCHEDULER_COMMANDS[_detect_scheduler(facts)].items():
-        replacements[name] = _fill_command(text, replacements)
+    replacements |= {name: _fill_command(text, replacements) for name, text in NODE_COMMANDS.items()}
+    scheduler = _detect_scheduler(facts)
     is_unknown = row.cause == diagnosis.UNKNOWN_CAUSE
     steps = collection_steps(facts.kinds()) if is_unknown else _steps_by_cause().get(row.cause, ())
     if not steps:
         place, node = place_text(row, where), single_value(where.get("node"))
         return (diagnosis.DiagnosisStep(row.advice(place, node)),)
-    return tuple(replace(step, command=step.command and _fill_command(step.command, replacements)) for step in steps)
+    commands = (step.command and _fill_command(step.command, replacements) for step in steps)
+    return tuple(
+        replace(step, command=command and _command_for(scheduler, command))
+        for step, command in zip(steps, commands, strict=True)
+    )
+
+
+def _command_for(scheduler: JobScheduler, command: str) -> str:
+    """The command of the scheduler that the inputs come from; both if it is unknown."""
+    match = BY_SCHEDULER.fullmatch(command)
+    return command if match is None or scheduler is JobScheduler.UNKNOWN else match[scheduler.value]
 
 
 def _fill_command(command: str, replacements: Mapping[str, str]) -> str:
@@ -258,12 +265,12 @@ def _first_place(where: Mapping[str, Any], templates: Sequence[tuple[str, str]])
 
 
 def _ports(where: Mapping[str, Any]) -> str:
-    """The ports of the adapter, or the interface, that the lines name."""
+    """The ports that the lines name, with their adapter or interface."""
     owner = next((where[name] for name in ("hca", "owner", "interface") if name in where), None)
     if isinstance(owner, list):
         return ", ".join(map(str, owner[:MAX_PORTS])) + (", …" if len(owner) > MAX_PORTS else "")
     port = single_value(where.get("port"))
-    return "" if owner is None else f"{owner} port {port}" if port is not None else str(owner)
+    return " ".join(filter(None, (owner, port and f"port {port}")))
 
 
 @cache

@@ -46,7 +46,7 @@ SHAPES: list[tuple[str, str]] = [
         'Error: UPGRADE FAILED: Kubernetes cluster unreachable: Get "https://10.9.9.9:6443/version": dial tcp 10.9.9.9:6443: i/o timeout',
     ),
     (
-        "scheduler_unreachable",
+        "pod_network_broken",
         'failed to get server groups: Get "https://10.96.0.1:443/api?timeout=32s": dial tcp 10.96.0.1:443: i/o timeout',
     ),
     ("scheduler_unreachable", "slurmd: error: auth_p_verify: Munge decode failed: Expired credential"),

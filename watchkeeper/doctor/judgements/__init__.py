@@ -20,5 +20,5 @@ JUDGEMENTS: tuple[Judgement, ...] = (
     general.selectors, network.queue_pairs, network.completions, network.interfaces, network.versions,
     network.adapters, network.settings, network.adapters_against_ibstat, general.dcgm_incidents, general.gpu_memory,
     general.host_memory, general.checkpoints, general.requests, general.serving, general.unavailable_services,
-    general.unexplained_errors,
+    general.unreachable_from_pods, general.unexplained_errors,
 )  # fmt: skip

@@ -34,6 +34,8 @@ TRACEBACK_LINES = 60
 # A larger share of reserved, unused memory means fragmentation.
 FRAGMENTED_SHARE = 0.1
 LOGGED_ERROR = ("logged-error",)
+DROPPED = re.compile(r"i/o timeout|no route to host|network is unreachable")
+POD_DROPPED_CONFIDENCE = 0.62
 # Signs of errors without a cause, with the confidence and the reason; the first that is present counts.
 UNEXPLAINED = (
     (
@@ -188,10 +190,24 @@ def _ends_outage(outage: Sighting, recovery: Sighting) -> bool:
     return is_later and all(outage.fields[name] == recovery.fields[name] for name in shared)
 
 
+def unreachable_from_pods(facts: DoctorFacts) -> Iterable[Opinion]:
+    """A pod whose packets to the API server are dropped; if the server did not run, they would be refused."""
+    sightings = [
+        sighting
+        for sighting in facts.find("api-server-not-reached")
+        if "pod" in sighting.fields and DROPPED.search(sighting.text)
+    ]
+    if sightings:
+        sign = signatures.lookup("pod-cannot-reach-api")
+        yield opinion(sign.cause, POD_DROPPED_CONFIDENCE, sign.why, on=sightings[:MAX_EVIDENCE])
+
+
 def unexplained_errors(facts: DoctorFacts) -> Iterable[Opinion]:
     """An unknown cause for errors that no sign explains, so that an error is never reported as healthy."""
+    active = [sign for sign in _active_signs(facts) if sign.role in (Role.CAUSE, Role.EFFECT) and sign.cause]
+    explained = {(sighting.input, sighting.line) for sign in active for sighting in facts.find(sign.id)}
     for signs, confidence, why in UNEXPLAINED:
-        errors = facts.find(*signs)
+        errors = [error for error in facts.find(*signs) if (error.input, error.line) not in explained]
         is_field_name = signs == LOGGED_ERROR and facts.kinds() <= LISTINGS
         if errors and not is_field_name:
             yield opinion(diagnosis.UNKNOWN_CAUSE, confidence, why, on=errors[:MAX_EVIDENCE])

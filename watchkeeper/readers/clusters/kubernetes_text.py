@@ -25,6 +25,16 @@ STATUS_BLOCK = re.compile(
 )
 STATUS_ITEM = re.compile(r"(?m)^ +(?P<name>[\w./-]+): \"?(?P<value>\w+)\"? *$")
 MAX_ITEMS = 50_000
+NO_DEVICES = frozenset({"", "none", "void"})
+# cdi.k8s.io/gpu: nvidia.com/gpu=all      (a device for the runtime, without a request)
+CDI_ANNOTATION = "cdi.k8s.io/"
+#     Image:         nvcr.io/nvidia/cuda:12.4.1-base      NVIDIA_VISIBLE_DEVICES:  all      (kubectl describe pod)
+DESCRIBED_IMAGE = re.compile(r"^\s+Image:\s+(?P<image>\S+)\s*$")
+DESCRIBED_DEVICES = re.compile(r"^\s+NVIDIA_VISIBLE_DEVICES:\s+(?P<value>\S*)")
+DESCRIBED_GPU = re.compile(
+    r"^\s+(?:nvidia\.com/(?:gpu|mig-)|amd\.com/gpu|gpu\.intel\.com/)\S*:|cdi\.k8s\.io/|^\s*Resource ?Claims?:"
+)
+DESCRIBED_CLASS = re.compile(r"^Runtime Class Name:\s+(?P<value>\S+)")
 
 
 @dataclass(slots=True)
@@ -40,7 +50,10 @@ class NodeFacts:
 
 @dataclass(slots=True)
 class PodFacts:
-    """A pod; `terminations` are (container, reason, exit code) of its terminated containers."""
+    """A pod, or the template of one; `terminations` are (container, reason, exit code) of its terminated containers.
+
+    `names_devices` is whether NVIDIA_VISIBLE_DEVICES asks for GPUs, which only NVIDIA's own runtime reads.
+    """
 
     name: str
     namespace: str
@@ -48,6 +61,9 @@ class PodFacts:
     line: int
     requests_gpu: bool | None = None
     terminations: list[tuple[str, str, int | None]] = field(default_factory=list)
+    images: list[str] = field(default_factory=list)
+    runtime_class: str = ""
+    names_devices: bool = False
 
 
 def gpu_count(resources: Mapping[str, str]) -> int | None:
@@ -134,11 +150,25 @@ def read_node(item: Mapping[str, Any]) -> NodeFacts:
 
 
 def read_pod(item: Mapping[str, Any]) -> PodFacts:
-    metadata, spec, status = (json_facts.mapping(item, part) for part in ("metadata", "spec", "status"))
+    """Read a pod, or the pod template of a Deployment, Job, CronJob and so on."""
+    metadata, status = (json_facts.mapping(item, part) for part in ("metadata", "status"))
+    template = _pod_template(item)
+    spec, annotations = json_facts.mapping(template, "spec"), json_facts.mapping(template, "metadata")
     pod = PodFacts(str(metadata.get("name", "")), str(metadata.get("namespace", "")), str(spec.get("nodeName", "")), 1)
-    resources = [json_facts.mapping(container, "resources") for container in json_facts.rows(spec, "containers")]
-    limited = (str(name) for resource in resources for name in json_facts.mapping(resource, "limits"))
-    pod.requests_gpu = any(map(GPU_RESOURCE.match, limited)) or bool(spec.get("resourceClaims"))
+    containers = json_facts.rows(spec, "containers")
+    limits = (json_facts.mapping(json_facts.mapping(container, "resources"), "limits") for container in containers)
+    pod.requests_gpu = (
+        any(GPU_RESOURCE.match(str(name)) for limit in limits for name in limit)
+        or bool(spec.get("resourceClaims"))
+        or any(str(name).startswith(CDI_ANNOTATION) for name in json_facts.mapping(annotations, "annotations"))
+    )
+    pod.images = [str(container.get("image", "")) for container in containers]
+    pod.runtime_class = str(spec.get("runtimeClassName", ""))
+    variables = (variable for container in containers for variable in json_facts.rows(container, "env"))
+    pod.names_devices = any(
+        variable.get("name") == "NVIDIA_VISIBLE_DEVICES" and str(variable.get("value") or "") not in NO_DEVICES
+        for variable in variables
+    )
     for key in ("containerStatuses", "initContainerStatuses"):
         for container in json_facts.rows(status, key):
             for state in (json_facts.mapping(container, "state"), json_facts.mapping(container, "lastState")):
@@ -146,4 +176,24 @@ def read_pod(item: Mapping[str, Any]) -> PodFacts:
                     name, reason = str(container.get("name", "")), str(terminated.get("reason", ""))
                     code = terminated.get("exitCode")
                     pod.terminations.append((name, reason, code if isinstance(code, int) else None))
+    return pod
+
+
+def _pod_template(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The pod itself, or the template that a workload makes its pods from."""
+    while True:
+        spec = json_facts.mapping(item, "spec")
+        inner = json_facts.mapping(spec, "template") or json_facts.mapping(spec, "jobTemplate")
+        if not inner:
+            return item
+        item = inner
+
+
+def read_described_pod(lines: Sequence[str]) -> PodFacts:
+    """Read the images and the GPU request of a pod from `kubectl describe pod`."""
+    pod = PodFacts("", "", "", 1, requests_gpu=any(map(DESCRIBED_GPU.search, lines)))
+    pod.images = [match["image"] for line in lines if (match := DESCRIBED_IMAGE.match(line))]
+    pod.runtime_class = next((match["value"] for line in lines if (match := DESCRIBED_CLASS.match(line))), "")
+    devices = (match["value"] for line in lines if (match := DESCRIBED_DEVICES.match(line)))
+    pod.names_devices = any(value not in NO_DEVICES for value in devices)
     return pod

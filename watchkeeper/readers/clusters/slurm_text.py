@@ -50,10 +50,14 @@ SINFO_NODE = re.compile(
 )
 # NODELIST   STATE   REASON      HOSTNAMES PARTITION STATE CPUS(A/I/O/T)      (sinfo -o with custom columns)
 NODE_COLUMNS = frozenset({"NODELIST", "HOSTNAMES"})
-# 2  gpu  t2  root PD  0:00  3 (Resources)
+# 2  gpu  t2  root PD  0:00  3 (Resources)      48211|gpu|train|ana|PD|0:00|4|(Resources)      48211 PENDING Resources
 SQUEUE = re.compile(
-    r"^\s*(?P<id>\d+(?:_\S+)?)\s+\S+\s+.*?\s(?P<state>PD|PENDING)\s+\S+\s+\d+\s+(?:\S+\s+)?\((?P<reason>[^)]*)\)"
+    r'^[\s"]*(?P<id>\d+(?:_[^\s|,"]+)?)[\s|,"]+(?:\S.*[\s|,"])?(?:PD|PENDING)[\s|,"]+'
+    r'(?:[^(]*\((?P<reason>[^()]*)\)|(?:\S.*[\s|,"])?(?P<plain>[A-Z][A-Za-z]+)\b)'
 )
+# JobId=48211 JobName=train      then      JobState=PENDING Reason=Resources Dependency=(null)      (scontrol show job)
+SCONTROL_JOB = re.compile(r"^\s*JobId=(?P<id>\d+)\b")
+PENDING_JOB = re.compile(r"\bJobState=PENDING Reason=(?P<reason>[^\s,]+)")
 STATE = re.compile(r"[A-Za-z_+]+[*~#!%$@^-]?")
 DOWN = re.compile(r"^(?:DOWN|down|NOT_RESPONDING|fail|FAIL|no_respond)|\*$", re.IGNORECASE)
 DRAINED = re.compile(r"drain|drng|maint", re.IGNORECASE)
@@ -103,9 +107,15 @@ def _read_custom_row(columns: Sequence[str], line: str, number: int) -> SlurmNod
 
 
 def read_jobs(lines: Sequence[str]) -> Iterator[SlurmJob]:
+    """Read the pending jobs of `squeue` in any format, and of `scontrol show job`."""
+    job = ""
     for number, line in enumerate(lines, 1):
+        if (header := SCONTROL_JOB.match(line)) is not None:
+            job = header["id"]
         if (row := SQUEUE.match(line)) is not None:
-            yield SlurmJob(row["id"], "PENDING", row["reason"], "", number)
+            yield SlurmJob(row["id"], "PENDING", row["reason"] or row["plain"], "", number)
+        elif (row := PENDING_JOB.search(line)) is not None:
+            yield SlurmJob(job, "PENDING", row["reason"], "", number)
 
 
 def read_json(text: str) -> tuple[list[SlurmNode], list[SlurmJob]]:

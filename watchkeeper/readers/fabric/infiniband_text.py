@@ -23,6 +23,7 @@ class PrintedPort:
     rate: str | None = None
     layer: str | None = None
     counters: dict[str, tuple[int, int]] = field(default_factory=dict)
+    grew: bool = False
 
 
 # CA 'mlx5_8'      then      Port 1:      then      State: Down
@@ -43,6 +44,19 @@ PERF_COUNTER = re.compile(r"^(?P<name>[A-Z]\w+):\.+(?P<value>\d{1,20})\s*$")
 QUERY_NODE = re.compile(r'^Errors for (?:0x\w+ )?"(?P<name>[^"]*)"')
 QUERY_PORT = re.compile(r"^\s+GUID 0x\w+ port (?P<number>\w+):(?P<rest>.*)$")
 QUERY_COUNTER = re.compile(r"\[(?P<name>[A-Z]\w+) == (?P<value>\d{1,20})\b")
+# -E- gpu07/U1/P1 - "symbol_error_counter" increased during the run (difference value=812,difference allowed …
+# -W- link: "H-…"/P1<-->"S-…"/P5 - Either gpu07/U1 or spine01/P5 have "SymbolErrors" increased by 142 (threshold=10)
+GROWN = re.compile(
+    r"^-[WE]- (?:link: .* Either )?(?P<owner>[^\s/]+)(?:/\S+?)??(?:/P(?P<number>\d+))? (?:-|or \S+ have) "
+    r'"(?P<name>\w+)" increased (?:during the run \(difference value=|by )(?P<value>\d{1,20})'
+)
+# -E- lid=0x0008 dev=51000 leaf2/U1/P27      then      symbol_error_counter                : 65535      (overflow)
+# Port=1 Lid=0x0004 GUID=0xb8cef60300aa0200 Device=4129 Port Name=gpu07/U1/P1      then      vl15_dropped=0x01ff
+DIAG_PORT = re.compile(
+    r"^(?:-[WE]- lid=\S+ dev=\S+ (?P<owner>[^\s/]+)\S*?/P(?P<number>\d+)"
+    r"|Port=(?P<pm_number>\d+) Lid=\S+ GUID=.*\bPort Name=(?P<pm_owner>[^\s/]+))"
+)
+DIAG_COUNTER = re.compile(r"^\s*(?P<name>[a-z]\w+)(?:\s+:\s|=)\s*(?P<value>0x[0-9a-fA-F]{1,16}|\d{1,20})\b")
 # CA: gpu-node-4 mlx5_1:      0x… 12 1[ ] ==( 4X 53.125 Gbps Active/ LinkUp)==> 4 4[ ] "leaf2" ( )
 LINK_OWNER = re.compile(r"^(?P<kind>CA|Switch): (?:0x\w+ )?(?P<name>.+?):\s*$")
 LINK = re.compile(
@@ -96,6 +110,23 @@ def read_counters(lines: Sequence[str]) -> list[PrintedPort]:
             }
         elif ports and (match := PERF_COUNTER.match(line)) is not None:
             ports[-1].counters[match["name"]] = (int(match["value"]), number)
+    return ports
+
+
+def read_diag_counters(lines: Sequence[str]) -> list[PrintedPort]:
+    """Read ibdiagnet's log and its file of counters; `grew` is set for counters that rose while it ran."""
+    ports: list[PrintedPort] = []
+    port: PrintedPort | None = None
+    for number, line in enumerate(lines, 1):
+        if (match := GROWN.match(line)) is not None:
+            counters = {match["name"]: (int(match["value"]), number)}
+            ports.append(PrintedPort(match["owner"], match["number"] or "", number, counters=counters, grew=True))
+        elif (match := DIAG_PORT.match(line)) is not None:
+            owner, of_owner = match["owner"] or match["pm_owner"], match["number"] or match["pm_number"]
+            port = PrintedPort(owner, of_owner, number)
+            ports.append(port)
+        elif port is not None and (match := DIAG_COUNTER.match(line)) is not None:
+            port.counters[match["name"]] = (int(match["value"], 0), number)
     return ports
 
 

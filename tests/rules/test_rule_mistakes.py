@@ -60,6 +60,15 @@ WRONG = [
     ("vllm:gpu_cache_usage_perc > 90", 0, "never true", ""),
     ("training_last_step_timestamp_seconds > 600", 0, "always true: a time in seconds since 1970", ""),
     ("histogram_quantile(99, sum by (le) (rate(x_bucket[5m]))) > 2", 0, "a quantile is from 0 to 1", ""),
+    ("DCGM_FI_DEV_XID_ERRORS > 0 unless DCGM_FI_DEV_XID_ERRORS == 31", 0, "13, 43, 45", "GPUHardwareFailure"),
+    ("sum(DCGM_FI_PROF_SM_ACTIVE) / count(DCGM_FI_PROF_SM_ACTIVE) < 20", 0, "always true", "GPUUnderutilized"),
+    ("count(DCGM_FI_DEV_GPU_UTIL > 10) / count(DCGM_FI_DEV_GPU_UTIL) > 80", 0, "never true: a ratio", ""),
+    ("100 * DCGM_FI_DEV_FB_USED / DCGM_FI_DEV_FB_TOTAL > 0.95", 0, "percent", ""),
+    ("DCGM_FI_DEV_GPU_TEMP_LIMIT > 85", 0, "the margin", ""),
+    ("delta(DCGM_FI_DEV_FB_USED[1h]) > 500000", 0, "MiB, not bytes", ""),
+    ("DCGM_EXP_CLOCK_EVENTS_COUNT > 0", 0, "idle", "GPUThermalThrottle"),
+    ("histogram_quantile(0.99, sum by (model_name) (rate(x_bucket[5m]))) > 2", 0, "the label le is gone", ""),
+    ("histogram_quantile(0.99, x_bucket) > 2", 0, "since the program started", ""),
     ("DCGM_FI_DEV_GPU_TEMP > bool 85", 0, "the alert always fires", ""),
     ("max by (gpu) (DCGM_FI_DEV_POWER_USAGE)", 0, "no comparison", ""),
 ]
@@ -68,6 +77,13 @@ RIGHT = [
     "DCGM_FI_DEV_SLOWDOWN_TEMP - DCGM_FI_DEV_GPU_TEMP <= 5",
     "changes(DCGM_FI_DEV_XID_ERRORS[10m]) > 0 and DCGM_FI_DEV_XID_ERRORS != 13 and DCGM_FI_DEV_XID_ERRORS != 31",
     "DCGM_FI_DEV_XID_ERRORS == 79",
+    "DCGM_FI_DEV_XID_ERRORS > 45 and DCGM_FI_DEV_XID_ERRORS < 60",
+    'DCGM_EXP_CLOCK_EVENTS_COUNT{clock_event="hw_thermal_slowdown"} > 0',
+    "100 * DCGM_FI_DEV_FB_USED / DCGM_FI_DEV_FB_TOTAL > 95",
+    "100 * DCGM_FI_DEV_FB_USED / (DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE) > 95",
+    "DCGM_FI_DEV_FB_USED / DCGM_FI_DEV_FB_TOTAL * 100 > 95",
+    "(DCGM_FI_DEV_FB_USED * 1024 * 1024) / nvidia_smi_memory_total_bytes > 0.95",
+    "sum(DCGM_FI_DEV_GPU_UTIL) / count(DCGM_FI_DEV_GPU_UTIL) < 20",
     'DCGM_FI_DEV_XID_ERRORS{err_code=~"48|79"} > 0',
     "increase(DCGM_FI_DEV_ECC_DBE_VOL_TOTAL[5m]) > 0",
     "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL > 0",
@@ -172,6 +188,13 @@ def test_what_the_table_names_instead_exists_and_is_right(row: dict[str, str]) -
     assert row["alert"] in {rule.name for rule in SHIPPED}
     if row["instead"]:
         assert mistakes(row["instead"], 600) == ()
+
+
+def test_rules_that_record_their_own_input_are_read_once() -> None:
+    chain = {f"r{at}": parser.parse(f"r{at + 1} + r{at + 1}") for at in range(60)}
+    recorded = {**chain, "r60": parser.parse("r60 + DCGM_FI_PROF_SM_ACTIVE"), "own": parser.parse("own * own")}
+    for expr in ("r0 > 20", "own > 20"):
+        assert rule_mistakes.find_mistakes(RuleExpression(parser.parse(expr), True, 0.0, recorded)) == ()
 
 
 def test_the_temperatures_are_those_of_the_gpu_models() -> None:

@@ -13,7 +13,7 @@ from math import inf
 from watchkeeper.catalogue import metrics, pack
 
 FILE = "metric_values.csv"
-UNLESS = frozenset({"", "growth", "workload"})
+UNLESS = frozenset({"", "growth", "workload", "reason"})
 
 
 @dataclass(frozen=True, slots=True)

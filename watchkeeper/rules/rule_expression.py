@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from watchkeeper.catalogue import metrics, series
 from watchkeeper.query import engine
-from watchkeeper.query.promql import ast, printer, types, walk
+from watchkeeper.query.promql import ast, printer, walk
 from watchkeeper.rules.value_ranges import COMPARE, MIRRORED, ValueReader, Values, keeps_gpus
 
 RATES = frozenset({"rate", "irate", "increase"})
@@ -48,26 +48,30 @@ class RuleExpression:
 
     @cached_property
     def comparisons(self) -> list[Comparison]:
-        return list(self._find_comparisons(self.expr, is_per_gpu=True))
+        return list(self._find_comparisons(self.expr, is_per_gpu=True, is_excluded=False))
 
-    def _find_comparisons(self, expr: ast.Expr, *, is_per_gpu: bool) -> Iterator[Comparison]:
+    def _find_comparisons(self, expr: ast.Expr, *, is_per_gpu: bool, is_excluded: bool) -> Iterator[Comparison]:
         if isinstance(expr, ast.Binary) and expr.op in COMPARE:
             for side, other, op in ((expr.left, expr.right, expr.op), (expr.right, expr.left, MIRRORED[expr.op])):
                 threshold = self.values.read(other).constant
-                if threshold is not None and types.value_type(side) is ast.ValueType.INSTANT:
-                    values = self.values.read(side)
+                values = self.values.read(side)
+                if threshold is not None and values.constant is None:
                     is_one_gpu = is_per_gpu and not expr.returns_bool and values.is_per_gpu
-                    yield Comparison(expr, side, op, threshold, values, is_one_gpu)
+                    yield Comparison(expr, side, op, threshold, values, is_one_gpu, is_excluded)
         is_one_gpu = is_per_gpu and not isinstance(expr, ast.Subquery | ast.FunctionCall)
         if isinstance(expr, ast.Aggregate):
             is_one_gpu = is_one_gpu and keeps_gpus(expr)
         for child in walk.iterate_children(expr):
-            yield from self._find_comparisons(child, is_per_gpu=is_one_gpu)
+            is_unless = isinstance(expr, ast.Binary) and expr.op == "unless" and child is expr.right
+            yield from self._find_comparisons(child, is_per_gpu=is_one_gpu, is_excluded=is_excluded is not is_unless)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A comparison with a number. `is_per_gpu` is false where GPUs are counted or summed afterwards."""
+    """A comparison with a number. `is_per_gpu` is false where GPUs are counted or summed afterwards.
+
+    `is_excluded` is true on the right of `unless`: the rule drops what it is true for.
+    """
 
     expr: ast.Binary
     side: ast.Expr
@@ -75,6 +79,7 @@ class Comparison:
     threshold: float
     values: Values
     is_per_gpu: bool
+    is_excluded: bool
 
     @property
     def part(self) -> str:
@@ -104,7 +109,11 @@ def reads_growth(expr: ast.Expr, name: str) -> bool:
 
 
 def reads_code(expr: ast.Expr) -> bool:
-    return any(matcher.name == "err_code" for selector in walk.selectors(expr) for matcher in selector.matchers)
+    return reads_labels(expr, {"err_code"})
+
+
+def reads_labels(expr: ast.Expr, names: Collection[str]) -> bool:
+    return any(matcher.name in names for selector in walk.selectors(expr) for matcher in selector.matchers)
 
 
 def reads_workload(expr: ast.Expr) -> bool:

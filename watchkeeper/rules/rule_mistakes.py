@@ -23,11 +23,13 @@ from watchkeeper.rules.rule_expression import (
     outside_subqueries,
     reads_code,
     reads_growth,
+    reads_labels,
     reads_workload,
 )
 from watchkeeper.rules.value_ranges import COMPARE, strip
 
 QUANTILES = frozenset({"quantile", "quantile_over_time", "histogram_quantile"})
+REASON_LABELS = frozenset({"reason", "clock_event"})
 # Thresholds that only drop the "blank" values of exporters: 0x7ffffff0 and above, 1e12 and above.
 BLANK = 2147483632.0
 NANOSECONDS = 1e9
@@ -105,13 +107,14 @@ def _is_sanity_filter(comparison: Comparison) -> bool:
 
 def true_on_healthy_gpus(rule: RuleExpression) -> Iterator[Mistake]:
     """Codes, bit masks and loads: comparisons that are also true for values that healthy GPUs have."""
-    for comparison in rule.comparisons if rule.is_alert else ():
+    comparisons = [comparison for comparison in rule.comparisons if rule.is_alert and not comparison.is_excluded]
+    for comparison in comparisons:
         row = comparison.values.metric
         if row is None or _is_deliberate(comparison, row, rule.expr):
             continue
         values_by_meaning: dict[str, list[str]] = defaultdict(list)
         for value, meaning in comparison.values.normal:
-            if comparison.holds(value):
+            if comparison.holds(value) and not _drops(rule, comparison, value):
                 values_by_meaning[meaning].append(f"{value:g}")
         normal = ", ".join(f"{', '.join(values)} ({meaning})" for meaning, values in values_by_meaning.items())
         if normal:
@@ -119,10 +122,23 @@ def true_on_healthy_gpus(rule: RuleExpression) -> Iterator[Mistake]:
             yield comparison.mistake(f"{what}also true for {normal}")
 
 
+def _drops(rule: RuleExpression, comparison: Comparison, value: float) -> bool:
+    """Whether another condition of the same rule on the same metric excludes a value."""
+    if any(isinstance(part, ast.Binary) and part.op == "or" for part in walk.iterate_nodes(rule.expr)):
+        return False
+    return any(
+        other.holds(value) is other.is_excluded
+        for other in rule.comparisons
+        if other.values.metric == comparison.values.metric and other.values.scale == comparison.values.scale != 0
+    )
+
+
 def _is_deliberate(comparison: Comparison, row: metric_values.MetricValues, expr: ast.Expr) -> bool:
     """Whether a rule excludes normal values by other means, asks for one code, or only drops blank values."""
     if row.unless == "workload":
         return not comparison.is_per_gpu or reads_workload(expr)
+    if row.unless == "reason" and reads_labels(expr, REASON_LABELS):
+        return True
     return (
         comparison.op == "=="
         or comparison.threshold >= BLANK
@@ -210,7 +226,25 @@ def quantiles_in_percent(rule: RuleExpression) -> Iterator[Mistake]:
         number = None if quantile is None else rule.values.read(quantile).constant
         if quantile is not None and number is not None and not 0 <= number <= 1:
             why = "a quantile is from 0 to 1; outside, the result is infinite"
-            yield Mistake(f"quantile {printer.to_text(quantile)}", why, f"{number / 100:g}" if number <= 100 else "")
+            yield Mistake(
+                f"quantile {printer.to_text(quantile)}", why, f"{number / 100:g}" if 50 <= number <= 100 else ""
+            )
+
+
+def broken_histograms(rule: RuleExpression) -> Iterator[Mistake]:
+    """Quantiles of buckets that were summed without `le`, or that count from the start of the program."""
+    for part in walk.iterate_nodes(rule.expr):
+        if not isinstance(part, ast.FunctionCall) or part.function != "histogram_quantile":
+            continue
+        inner = list(walk.iterate_nodes(part.args[1]))
+        if not any(isinstance(node, ast.Selector) and (node.name or "").endswith("_bucket") for node in inner):
+            continue
+        sums = [node for node in inner if isinstance(node, ast.Aggregate)]
+        if any(("le" in node.grouping) is node.is_without for node in sums):
+            yield Mistake(printer.to_text(part), "the label le is gone, so there is no result", "sum by (le, …)")
+        elif not any(isinstance(node, ast.RangeSelector | ast.Subquery) for node in inner):
+            instead = "rate(…[5m]) of the buckets"
+            yield Mistake(printer.to_text(part), "the buckets count since the program started", instead)
 
 
 def missing_fields(rule: RuleExpression) -> Iterator[Mistake]:
@@ -245,6 +279,7 @@ CHECKS: tuple[Callable[[RuleExpression], Iterator[Mistake]], ...] = (
     rates_of_gauges,
     times_of_expressions,
     quantiles_in_percent,
+    broken_histograms,
     always_firing,
 )
 

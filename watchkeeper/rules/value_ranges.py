@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from watchkeeper.catalogue import metric_values, series
@@ -50,7 +50,6 @@ OFTEN_JOINED = ("_info", "_labels")
 UNIX_TIMES = (1e9, 4.3e9)
 # A quotient such as power and its limit may exceed 1 for a moment.
 QUOTIENT_HIGH = 1.5
-MAX_DEPTH = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +67,8 @@ class Values:
     too_late: float | None = None
     is_counter: bool = False
     whole: float = 0.0
+    # What the values of the metric are multiplied by; 0 if it is not a plain factor.
+    scale: float = 1.0
     is_growth: bool = False
     is_sum: bool = False
     is_per_gpu: bool = True
@@ -81,9 +82,10 @@ class Values:
         low, high = _changed(change, self.low), _changed(change, self.high)
         normal = tuple((_changed(change, value), meaning) for value, meaning in self.normal)
         too_late = None if self.too_late is None or low > high else _changed(change, self.too_late)
-        whole = abs(_changed(change, self.whole) - _changed(change, 0)) if self.whole else 0
-        low, high = min(low, high), max(low, high)
-        return replace(self, low=low, high=high, normal=normal, too_late=too_late, whole=whole, is_growth=False)
+        zero, low, high = _changed(change, 0), min(low, high), max(low, high)
+        whole = abs(_changed(change, self.whole) - zero) if self.whole else 0
+        moved = replace(self, low=low, high=high, normal=normal, too_late=too_late, whole=whole, is_growth=False)
+        return replace(moved, scale=0 if zero else _changed(change, self.scale))
 
 
 UNLIMITED = Values()
@@ -95,37 +97,40 @@ class ValueReader:
 
     recorded: Mapping[str, ast.Expr]
     hold_seconds: float = 0.0
+    known_series: dict[str, Values] = field(default_factory=dict)
 
-    def read(self, expr: ast.Expr, depth: int = 0) -> Values:
-        if depth > MAX_DEPTH:
-            return UNLIMITED
+    def read(self, expr: ast.Expr) -> Values:
         match expr:
             case ast.Number():
                 return Values(expr.value, expr.value)
             case ast.Selector():
-                return self.read_metric(expr.name or "", depth)
+                return self.read_metric(expr.name or "")
             case ast.RangeSelector():
-                return self.read(expr.selector, depth)
+                return self.read(expr.selector)
             case ast.Paren() | ast.Subquery():
-                return self.read(expr.expr, depth)
+                return self.read(expr.expr)
             case ast.Unary():
-                inner = self.read(expr.expr, depth)
+                inner = self.read(expr.expr)
                 return inner.scaled(operator.neg) if expr.op == "-" else inner
             case ast.Aggregate():
-                inner = _transformed(expr.op, self.read(expr.expr, depth))
+                inner = _transformed(expr.op, self.read(expr.expr))
                 return replace(inner, is_per_gpu=inner.is_per_gpu and keeps_gpus(expr))
             case ast.FunctionCall():
-                return self.read_call(expr, depth)
+                return self.read_call(expr)
             case ast.Binary():
-                return self.read_binary(expr, depth)
+                return self.read_binary(expr)
         return UNLIMITED
 
-    def read_metric(self, name: str, depth: int) -> Values:
+    def read_metric(self, name: str) -> Values:
         if name in self.recorded:
-            return self.read(self.recorded[name], depth + 1)
+            # While a rule that records its own input is read, nothing is known about it.
+            if name not in self.known_series:
+                self.known_series[name] = UNLIMITED
+                self.known_series[name] = self.read(self.recorded[name])
+            return self.known_series[name]
         row, replacement = metric_values.lookup(name), series.origin(name).replacement
         if replacement and (row is None or row.name != replacement):
-            return self.read(_parse(replacement), depth + 1)
+            return self.read(_parse(replacement))
         if row is None:
             return Values(1, 1) if name.endswith(OFTEN_JOINED) else UNLIMITED
         return Values(
@@ -138,14 +143,14 @@ class ValueReader:
             whole=row.whole,
         )
 
-    def read_call(self, call: ast.FunctionCall, depth: int) -> Values:
+    def read_call(self, call: ast.FunctionCall) -> Values:
         name = call.function
         if name in ("time", "timestamp"):
             return Values(*UNIX_TIMES)
         args = [arg for arg in call.args if types.value_type(arg) in (ast.ValueType.INSTANT, ast.ValueType.RANGE)]
         if not args:
-            return self.read(call.args[0], depth) if name == "vector" else UNLIMITED
-        values = self.read(args[0], depth)
+            return self.read(call.args[0]) if name == "vector" else UNLIMITED
+        values = self.read(args[0])
         if name in ("rate", "irate", "deriv", "increase", "delta", "idelta"):
             return self.read_growth(name, values, _window_seconds(args[0]))
         if name in ROUNDING and values.low >= 0:
@@ -162,13 +167,15 @@ class ValueReader:
             high = inf if values.is_sum else row.rate_high
             return replace(grown, low=0, high=high, whole=high if high < inf else 0)
         span = values.high - values.low
+        if name == "delta" and span < inf:
+            return Values(-span * QUOTIENT_HIGH, span * QUOTIENT_HIGH, metric=row)
         if name == "deriv" and not values.is_counter and span < inf:
             steepest = span / max(window, self.hold_seconds)
             return replace(grown, low=-steepest, high=steepest)
         return grown
 
-    def read_binary(self, expr: ast.Binary, depth: int) -> Values:
-        left, right = self.read(expr.left, depth), self.read(expr.right, depth)
+    def read_binary(self, expr: ast.Binary) -> Values:
+        left, right = self.read(expr.left), self.read(expr.right)
         if expr.op in types.COMPARISONS:
             if expr.returns_bool:
                 return Values(0, 1)
@@ -183,9 +190,26 @@ class ValueReader:
         if left.constant is not None:
             number = left.constant
             return right.scaled(lambda value: combine(number, value)) if expr.op in "+-*" and number else UNLIMITED
-        if expr.op == "/" and _is_part(expr, left, right):
-            return Values(0, 1 if _has_term(expr.right, strip(expr.left)) else QUOTIENT_HIGH, whole=1)
-        return _combined(expr.op, left, right)
+        return (self.read_share(expr, left, right) if expr.op == "/" else None) or _combined(expr.op, left, right)
+
+    def read_share(self, expr: ast.Binary, left: Values, right: Values) -> Values | None:
+        """A quotient that is a mean or a share: `sum(x) / count(x)`, `used / (used + free)`, `used / total`."""
+        part, whole = _without_factor(expr.left), strip(expr.right)
+        if isinstance(part, ast.Aggregate) and isinstance(whole, ast.Aggregate) and whole.op == "count":
+            counted = _unfiltered(part.expr)
+            if replace(part, op="count", expr=counted) == replace(whole, expr=strip(whole.expr)):
+                total = replace(self.read(part.expr), is_per_gpu=False)
+                return Values(0, 1, whole=1) if part.op == "count" else total if part.op == "sum" else None
+        if min(left.low, right.low) < 0 or left.is_growth or right.is_growth or not (left.scale and right.scale):
+            return None
+        if _has_term(whole, part):
+            factor = left.scale / self.read(part).scale
+            return Values(0, factor, whole=factor)
+        if left.metric is None or right.metric is None or left.is_sum != right.is_sum:
+            return None
+        factor = left.scale / right.scale
+        is_share = left.metric.unit == right.metric.unit and _is_part(left.metric.name, right.metric.name)
+        return Values(0, factor * QUOTIENT_HIGH, whole=factor) if is_share else None
 
 
 def _filtered(expr: ast.Binary, left: Values, right: Values) -> Values:
@@ -209,9 +233,9 @@ def _with_constant(op: str, values: Values, number: float) -> Values:
         return UNLIMITED
     scaled = values.scaled(lambda value: ARITHMETIC[op](value, number))
     if op != "%":
-        return scaled
+        return replace(scaled, scale=0) if op == "^" else scaled
     low = 0.0 if values.low >= 0 else -abs(number)
-    return replace(scaled, low=low, high=min(values.high, abs(number)), too_late=None)
+    return replace(scaled, low=low, high=min(values.high, abs(number)), too_late=None, whole=0, scale=0)
 
 
 def _combined(op: str, left: Values, right: Values) -> Values:
@@ -246,18 +270,26 @@ def _transformed(name: str, values: Values) -> Values:
     return Values(0) if name in COUNTING else UNLIMITED
 
 
-def _is_part(expr: ast.Binary, left: Values, right: Values) -> bool:
-    """Whether a quotient is a share: `used / (used + free)`, or a metric and its limit such as FB_USED and FB_TOTAL."""
-    if left.low < 0 or right.low < 0 or left.is_growth or right.is_growth:
-        return False
-    if _has_term(expr.right, strip(expr.left)):
-        return True
-    if left.is_sum != right.is_sum or left.metric is None or right.metric is None:
-        return False
-    return any(
-        part in left.metric.name and whole in right.metric.name and left.metric.unit == right.metric.unit
-        for part, whole in (("_USED", "_TOTAL"), ("_FREE", "_TOTAL"), ("POWER_USAGE", "_LIMIT"), ("_SM_CLOCK", "_MAX_"))
-    )
+def _is_part(name: str, whole_name: str) -> bool:
+    """Whether a metric is at most, or hardly more than, another one, as FB_USED and FB_TOTAL."""
+    pairs = (("_USED", "_TOTAL"), ("_FREE", "_TOTAL"), ("POWER_USAGE", "_LIMIT"), ("_SM_CLOCK", "_MAX_"))
+    return any(part in name and whole in whole_name for part, whole in pairs)
+
+
+def _without_factor(expr: ast.Expr) -> ast.Expr:
+    """`x` of `100 * x`."""
+    expr = strip(expr)
+    if isinstance(expr, ast.Binary) and expr.op == "*":
+        sides = [side for side in (expr.left, expr.right) if not isinstance(strip(side), ast.Number)]
+        return _without_factor(sides[0]) if len(sides) == 1 else expr
+    return expr
+
+
+def _unfiltered(expr: ast.Expr) -> ast.Expr:
+    """`x` of `x > 5`."""
+    expr = strip(expr)
+    is_filter = isinstance(expr, ast.Binary) and expr.op in types.COMPARISONS and not expr.returns_bool
+    return _unfiltered(expr.left) if is_filter and isinstance(expr, ast.Binary) else expr
 
 
 def _has_term(expr: ast.Expr, term: ast.Expr) -> bool:

@@ -72,7 +72,7 @@ def test_a_resolved_incident_shows_when_it_opened_and_ended() -> None:
 
 
 def test_the_impact_of_a_model_without_gpus_is_unknown() -> None:
-    blast = {"gpus": 0, "gpu_hours": 0.0, "dollars_per_hour": 0.0, "hits": [], "teams": []}
+    blast = {"gpus": 0, "gpu_hours": 0.0, "dollars_per_hour": 0.0, "currency": "USD", "hits": [], "teams": []}
     lines = described(blast)
     assert [line for line in lines if line.startswith("impact")] == [incidents.UNKNOWN_IMPACT]
     empty = {"cluster": "sim", "node": "n1", "gpu": None, "domain": None}

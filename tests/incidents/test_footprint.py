@@ -104,7 +104,7 @@ def test_a_job_counts_once_with_all_its_gpus_and_hides_its_pods(room: Room, is_h
         samples.engine.instant(*query).latest(),
         now=later(3600),
         gpus_at=lambda _: 1,
-        dollars_per_gpu_hour=2.0,
+        price_per_gpu_hour=2.0,
     )
     assert radius.affected_workloads[0] == blast_radius.AffectedWorkload("llm", "core" if is_held else "unmapped", 16)
     assert [hit.workload for hit in radius.affected_workloads] == (
@@ -134,7 +134,7 @@ def test_a_pod_of_a_training_job_counts_all_its_pods_and_a_replica_only_itself(r
     assert query is not None
     holders = samples.engine.instant(*query).latest()
     radius = blast_radius.compute_blast_radius(
-        incident, holders, now=later(3600), gpus_at=lambda _: 1, dollars_per_gpu_hour=2.0
+        incident, holders, now=later(3600), gpus_at=lambda _: 1, price_per_gpu_hour=2.0
     )
     assert radius.affected_workloads == (
         blast_radius.AffectedWorkload("ai/llm", "core", 4),

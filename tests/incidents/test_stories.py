@@ -16,9 +16,7 @@ def gpus_at(place: object) -> int:
 
 
 def hit(incident: Incident, holders: dict[Labels, float], at: float) -> blast_radius.BlastRadius:
-    return blast_radius.compute_blast_radius(
-        incident, holders, now=later(at), gpus_at=gpus_at, dollars_per_gpu_hour=2.5
-    )
+    return blast_radius.compute_blast_radius(incident, holders, now=later(at), gpus_at=gpus_at, price_per_gpu_hour=2.5)
 
 
 def test_the_blast_radius_of_one_gpu_is_its_whole_job(room: Room) -> None:

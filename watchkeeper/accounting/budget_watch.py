@@ -23,8 +23,7 @@ ZONE = ZoneInfo("UTC")
 
 
 def create_budget_watch(settings: config.Settings, metrics: own_metrics.Registry) -> BudgetWatch:
-    price_file = PriceFile(settings.cost.prices, fallback=settings.cost.dollars_per_gpu_hour)
-    return BudgetWatch(price_file, Path(settings.hub.data) / "usage", metrics=metrics)
+    return BudgetWatch(PriceFile.of_settings(settings.cost), Path(settings.hub.data) / "usage", metrics=metrics)
 
 
 class BudgetWatch:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from watchkeeper.catalogue import prices
+from watchkeeper.config import settings as config
 from watchkeeper.errors import PackError, error_reason
 from watchkeeper.kit import files
 
@@ -20,13 +21,18 @@ class PriceFile:
 
     def __init__(self, path: str | None, *, fallback: float) -> None:
         self._path = None if path is None else Path(path)
-        self._fallback = fallback
+        # The shipped book has few models. The others get the price of the settings, which reports point out.
+        self._shipped = replace(prices.shipped_book(), fallback=fallback) if path is None else None
         self._cached: tuple[files.FileStamp | None, prices.PriceBook] | None = None
 
+    @classmethod
+    def of_settings(cls, settings: config.CostSettings) -> PriceFile:
+        return cls(settings.prices, fallback=settings.dollars_per_gpu_hour)
+
     def book(self) -> prices.PriceBook:
-        if self._path is None:
-            # The shipped book has few models. The others get the price of the settings, which reports point out.
-            return replace(prices.shipped_book(), fallback=self._fallback)
+        if self._shipped is not None:
+            return self._shipped
+        assert self._path is not None
         try:
             stamp = files.read_stamp(self._path)
             if self._cached is None or stamp is None or self._cached[0] != stamp:

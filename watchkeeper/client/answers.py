@@ -84,7 +84,9 @@ class BlastRadius(HubAnswer):
     hits: tuple[AffectedWorkload, ...]
     teams: tuple[str, ...]
     gpu_hours: float
-    dollars_per_hour: float
+    dollars_per_hour: float | None
+    cost_so_far: float | None
+    currency: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -585,7 +587,8 @@ class Status(HubAnswer):
     not_ready_because: str | None
     degraded: tuple[str, ...]
     simulated: bool
-    dollars_per_gpu_hour: float
+    dollars_per_gpu_hour: float | None
+    currency: str
     docs_url: str | None
     rules: ReloadOutcome
     colours: Mapping[str, ColourScale]

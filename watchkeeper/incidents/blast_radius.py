@@ -44,7 +44,17 @@ class BlastRadius:
     affected_workloads: tuple[AffectedWorkload, ...] = field(metadata={"json_key": "hits"})
     teams: tuple[str, ...]
     gpu_hours: float
-    dollars_per_hour: float
+    # In `currency`, which is mostly USD; None without a price.
+    dollars_per_hour: float | None
+    cost_so_far: float | None = None
+    currency: str = "USD"
+
+    @property
+    def hourly_text(self) -> str:
+        if self.dollars_per_hour is None:
+            return "unknown cost"
+        sign = "$" if self.currency == "USD" else f"{self.currency} "
+        return f"{sign}{self.dollars_per_hour:g}/h"
 
     @property
     def unmapped(self) -> tuple[str, ...]:
@@ -90,7 +100,8 @@ def compute_blast_radius(
     *,
     now: datetime,
     gpus_at: Callable[[fleet.Place], int],
-    dollars_per_gpu_hour: float,
+    price_per_gpu_hour: float | None,
+    currency: str = "USD",
 ) -> BlastRadius:
     """What an incident affects, or affected while it was open; `holders` is the result of `holders_query`."""
     affected = _affected_workloads(incident, holders)
@@ -101,14 +112,16 @@ def compute_blast_radius(
     same_cause_gpus = len({replace(member.place, slice=None) for member in same_cause}) if incident.place.gpu else 0
     broken_gpus = max(gpus_at(incident.place), same_cause_gpus) or sum(gpus_at(place) for place in outside)
     gpus = max(broken_gpus, sum(workload.gpus or 0 for workload in affected))
-    open_seconds = ((incident.resolved_at or now) - incident.opened_at).total_seconds()
+    gpu_hours = gpus * max(((incident.resolved_at or now) - incident.opened_at).total_seconds(), 0.0) / 3600
     return BlastRadius(
         broken_gpus=broken_gpus,
         gpus=gpus,
         affected_workloads=affected,
         teams=tuple(sorted({workload.team for workload in affected})),
-        gpu_hours=round(gpus * max(open_seconds, 0.0) / 3600, 2),
-        dollars_per_hour=round(gpus * dollars_per_gpu_hour, 2),
+        gpu_hours=round(gpu_hours, 2),
+        dollars_per_hour=None if price_per_gpu_hour is None else round(gpus * price_per_gpu_hour, 2),
+        cost_so_far=None if price_per_gpu_hour is None else round(gpu_hours * price_per_gpu_hour, 2),
+        currency=currency,
     )
 
 

@@ -62,7 +62,9 @@ export interface BlastRadius {
   hits: AffectedWorkload[];
   teams: string[];
   gpu_hours: number;
-  dollars_per_hour: number;
+  dollars_per_hour: number | null;
+  cost_so_far: number | null;
+  currency: string;
 }
 export type BudgetState = "over" | "will_be_over" | "may_be_over" | "unknown" | "within" | "no_budget";
 /** The burn rate over a long and a short window; its alert fires if both exceed `factor`. */
@@ -540,7 +542,8 @@ export interface Status {
   not_ready_because: string | null;
   degraded: string[];
   simulated: boolean;
-  dollars_per_gpu_hour: number;
+  dollars_per_gpu_hour: number | null;
+  currency: string;
   docs_url: string | null;
   rules: ReloadOutcome;
   colours: Record<string, ColourScale>;

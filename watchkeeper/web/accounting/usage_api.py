@@ -81,8 +81,7 @@ class UsageApi:
         self._lock = asyncio.Lock()
         # Acquired and released in threads, for which `shedding.ConcurrencyLimit` is not safe.
         self._statement_slots = threading.Semaphore(MAX_CONCURRENT_STATEMENTS)
-        cost_settings = runtime.settings.cost
-        self._price_file = price_file.PriceFile(cost_settings.prices, fallback=cost_settings.dollars_per_gpu_hour)
+        self._price_file = price_file.PriceFile.of_settings(runtime.settings.cost)
 
     @get("/api/usage", shapes.FROM, shapes.TO, shapes.BY, shapes.OF, response=report_shapes.UsageReport)
     async def usage_report(self, request: Request) -> Response:

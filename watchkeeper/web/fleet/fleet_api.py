@@ -20,6 +20,7 @@ from starlette.responses import Response
 
 from watchkeeper.errors import CollectError, WatchkeeperError, WireError
 from watchkeeper.hub import services
+from watchkeeper.hub.fleet_prices import FleetPrices
 from watchkeeper.kit import own_metrics, wire
 from watchkeeper.model import events, fleet
 from watchkeeper.model.fleet import Node, Place
@@ -67,7 +68,9 @@ class Status(TypedDict):
     not_ready_because: str | None
     degraded: list[str]
     simulated: bool
-    dollars_per_gpu_hour: float
+    # The mean of the price book over the fleet, in `currency`.
+    dollars_per_gpu_hour: float | None
+    currency: str
     docs_url: str | None
     rules: shapes.RuleFileStatus
     colours: dict[str, shapes.ColourScale]
@@ -105,11 +108,12 @@ class FleetApi:
         cards: IncidentCards,
         reports: IncidentReports,
         snapshots: fleet_snapshot.FleetSnapshots,
+        fleet_prices: FleetPrices,
     ) -> None:
         self._runtime, self._queries, self._journal = hub.runtime, hub.queries, hub.journal
         self._incidents, self._rules, self._fleet = hub.incidents, hub.rules, hub.fleet
         self._targets, self._simulator, self._health = hub.targets, hub.simulator, hub.health
-        self._cards, self._reports, self._snapshots = cards, reports, snapshots
+        self._cards, self._reports, self._snapshots, self._prices = cards, reports, snapshots, fleet_prices
         # The start time and size of each push that waits for its commit, the oldest first.
         self._pushes: dict[object, tuple[float, int]] = {}
         self._retries = itertools.cycle(RETRY_AFTER_SECONDS)
@@ -120,6 +124,7 @@ class FleetApi:
     @get("/api/status", response=Status)
     async def get_status(self, _: Request) -> Response:
         """Status of the hub: version, cluster, mode, rules, and the colours of the fleet map."""
+        price = await self._prices.mean_price()
         return ok_response(
             version=self._runtime.version,
             cluster=self._runtime.settings.fleet.cluster,
@@ -129,7 +134,8 @@ class FleetApi:
             not_ready_because=self._health.not_ready_reason,
             degraded=self._health.problems(),
             simulated=self._simulator is not None,
-            dollars_per_gpu_hour=self._runtime.settings.cost.dollars_per_gpu_hour,
+            dollars_per_gpu_hour=price.per_gpu_hour,
+            currency=price.currency,
             docs_url=self._runtime.settings.render.docs_url,
             rules={"owner": self._runtime.settings.rules.owner, **slo_api.reload_outcome(self._rules.last_reload)},
             colours={

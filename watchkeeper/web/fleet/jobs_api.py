@@ -9,16 +9,15 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TypedDict
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from watchkeeper.catalogue import prices
 from watchkeeper.diagnose import evidence
-from watchkeeper.errors import PackError, WatchkeeperError
+from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import services
+from watchkeeper.hub.fleet_prices import FleetPrices
 from watchkeeper.kit import durations
 from watchkeeper.model import jobs
 from watchkeeper.model.fleet import UNMAPPED
@@ -52,10 +51,10 @@ class ReplicaList(TypedDict):
 
 
 class JobsApi:
-    def __init__(self, hub: services.Services) -> None:
+    def __init__(self, hub: services.Services, fleet_prices: FleetPrices) -> None:
         self._runtime, self._queries, self._journal = hub.runtime, hub.queries, hub.journal
         self._rules, self._fleet, self._views = hub.rules, hub.fleet, hub.cluster_views
-        self._lock = asyncio.Lock()
+        self._prices, self._lock = fleet_prices, asyncio.Lock()
         self._board: tuple[float, board.JobBoard] | None = None
         self._first_seen: tuple[float, Mapping[identity.JobKey, float]] | None = None
 
@@ -169,8 +168,8 @@ class JobsApi:
                 problems.append(f"the start times of jobs could not be queried: {error}")
         price_book = None
         try:
-            price_book = self._read_price_book()
-        except (WatchkeeperError, OSError, UnicodeDecodeError) as error:
+            price_book = self._prices.book()
+        except WatchkeeperError as error:
             problems.append(f"the price book could not be read: {error}")
         first_seen = self._first_seen[1] if self._first_seen is not None else {}
         scheduled = [workload for view in self._views() for workload in view.workloads]
@@ -190,16 +189,6 @@ class JobsApi:
                 job = f"{namespace}/{identity.job_name(pod)}" if slash else workload_name
                 ids_by_job.setdefault(job, set()).add(incident.id)
         return {name: tuple(sorted(ids)) for name, ids in ids_by_job.items()}
-
-    def _read_price_book(self) -> prices.PriceBook:
-        settings = self._runtime.settings.cost
-        if settings.prices is None:
-            return replace(prices.shipped_book(), fallback=settings.dollars_per_gpu_hour)
-        path = Path(settings.prices)
-        size = path.stat().st_size
-        if size > MAX_PRICE_BOOK_BYTES:
-            raise PackError(f"has {size:,} bytes, the limit is {MAX_PRICE_BOOK_BYTES:,}", where=str(path))
-        return prices.read_book(path.read_text(encoding="utf-8-sig"), where=path.name)
 
 
 def _team_or_unmapped(line: jobs.JobLine) -> str:

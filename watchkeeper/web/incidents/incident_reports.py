@@ -14,6 +14,7 @@ from typing import Any
 
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import services
+from watchkeeper.hub.fleet_prices import FleetPrices
 from watchkeeper.incidents import blast_radius, incident_labels
 from watchkeeper.kit import wire
 from watchkeeper.kit.logs import fields
@@ -115,9 +116,9 @@ def with_diagnosed_title(
 
 
 class IncidentReports:
-    def __init__(self, hub: services.Services) -> None:
+    def __init__(self, hub: services.Services, fleet_prices: FleetPrices) -> None:
         self._runtime, self._queries, self._journal = hub.runtime, hub.queries, hub.journal
-        self._fleet, self._clusters = hub.fleet, hub.clusters
+        self._fleet, self._clusters, self._prices = hub.fleet, hub.clusters, fleet_prices
 
     async def load_blast_radius(self, incident: Incident) -> blast_radius.BlastRadius | None:
         """The workloads, teams and cost that an incident affects; None if the query fails."""
@@ -127,9 +128,14 @@ class IncidentReports:
         except WatchkeeperError as error:
             log.warning("blast radius query failed", extra=fields(incident=incident.id, error=error))
             return None
-        price = self._runtime.settings.cost.dollars_per_gpu_hour
+        price = await self._prices.mean_price({member.place.node for member in incident.members if member.place.node})
         return blast_radius.compute_blast_radius(
-            incident, holders, now=now, gpus_at=self._fleet.expected_gpu_count, dollars_per_gpu_hour=price
+            incident,
+            holders,
+            now=now,
+            gpus_at=self._fleet.expected_gpu_count,
+            price_per_gpu_hour=price.per_gpu_hour,
+            currency=price.currency,
         )
 
     async def load_report(self, incident: Incident) -> incident_report.IncidentReport:

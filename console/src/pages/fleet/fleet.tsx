@@ -3,7 +3,7 @@
 import { useEffect, useMemo } from "preact/hooks";
 import { Empty, IncidentCard, Panel, Skeleton } from "../../components/parts";
 import { Strips } from "../../components/strips";
-import { count, plural, timeOfDay, utcTime } from "../../lib/format";
+import { count, money, plural, timeOfDay, utcTime } from "../../lib/format";
 import { chooseColour } from "../../lib/live";
 import type { Summary } from "../../lib/live_types";
 import { cardMarks } from "../../lib/marks";
@@ -26,6 +26,7 @@ function describeReporting(s?: Summary): string {
 
 export function FleetPage({ address, theme }: PageProps) {
   const { status, fleet, frame, open, closed } = useHub();
+  const price = status?.dollars_per_gpu_hour;
   const chosen = param(address, "colour", "sm_active");
   const q = param(address, "q");
   useEffect(() => chooseColour(chosen in GROUPS ? "sm_active" : chosen), [chosen]);
@@ -34,7 +35,11 @@ export function FleetPage({ address, theme }: PageProps) {
   return (
     <main class="columns answers">
       <div>
-        <Tiles s={frame?.summary} open={open} price={status?.dollars_per_gpu_hour ?? 0} />
+        <Tiles
+          s={frame?.summary}
+          open={open}
+          hourly={(gpus) => money(price == null ? null : gpus * price, status?.currency)}
+        />
         <MapPanel {...{ address, theme, chosen, q, status, fleet, frame }} />
         {/* Below the map: it appears after the map has its height, so that nothing on the screen moves. */}
         {fleet && status && (

@@ -2,7 +2,7 @@
 
 import { Skeleton, Tile } from "../../components/parts";
 import { useRequest } from "../../lib/api";
-import { count, dollars, percent, plural, watts } from "../../lib/format";
+import { count, percent, plural, watts } from "../../lib/format";
 import type { Summary } from "../../lib/live_types";
 import { to } from "../../lib/router";
 import { now } from "../../lib/store";
@@ -16,11 +16,11 @@ interface FullForecast {
 export function Tiles({
   s,
   open,
-  price,
+  hourly,
 }: {
   s?: Summary;
   open?: { severity: string; state: string }[];
-  price: number;
+  hourly: (gpus: number) => string;
 }) {
   const { answer, problem } = useRequest<FullForecast>(
     s ? "/api/capacity/forecast?horizon=30d" : "",
@@ -74,7 +74,7 @@ export function Tiles({
         name="Allocated, idle"
         value={s.held == null || noneReports || !s.gpus ? "unknown" : count(s.held_idle)}
         href={s.held_idle ? to.fleet("state:held_idle") : undefined}
-        meaning={describeIdle(s, noneReports, price)}
+        meaning={describeIdle(s, noneReports, hourly)}
       />
       <Tile
         id="tile-power"
@@ -117,11 +117,11 @@ function fullOnTile(answer?: FullForecast, problem?: { message: string; status: 
   };
 }
 
-function describeIdle(s: Summary, noneReports: boolean, price: number): string {
+function describeIdle(s: Summary, noneReports: boolean, hourly: (gpus: number) => string): string {
   if (!s.gpus) return "no GPU has reported yet";
   if (noneReports) return "no GPU is reporting";
   if (s.held == null) return "holders unknown";
   const free = `${count(s.free)} free`;
   if (!s.held_idle) return `of ${count(s.held)} allocated · ${free}`;
-  return `${dollars(s.held_idle * price)} / h · ${plural(s.idle_teams, "team")} · ${free}`;
+  return `${hourly(s.held_idle)} / h · ${plural(s.idle_teams, "team")} · ${free}`;
 }

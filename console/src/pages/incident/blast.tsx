@@ -4,7 +4,7 @@ import { useState } from "preact/hooks";
 import pack from "../../../../watchkeeper/packs/console/incident.json";
 import { Facts, Panel, Problem, Since, Skeleton } from "../../components/parts";
 import { useRequest } from "../../lib/api";
-import { count, dollars, humanise, plural, shortDuration, timeOfDay, workloadName } from "../../lib/format";
+import { count, humanise, money, plural, shortDuration, timeOfDay, workloadName } from "../../lib/format";
 import type { History } from "../../lib/marks";
 import { fillTemplate, jobName, quoted } from "../../lib/promql";
 import { to } from "../../lib/router";
@@ -22,7 +22,7 @@ const firstValue = (answer?: Vector) => {
   return text == null || text === "NaN" ? null : Number(text);
 };
 
-export function BlastPanel({ detail: { incident, blast }, price }: { detail: Detail; price: number }) {
+export function BlastPanel({ detail: { incident, blast } }: { detail: Detail }) {
   const places = new Set(incident.members.map((m) => m.place.gpu ?? m.place.node)).size;
   const opened = Date.parse(incident.opened_at);
   const jobs = [...new Set(incident.workloads.map(jobName))].map((name) => name.replace(/[^\w-]/g, "."));
@@ -39,7 +39,11 @@ export function BlastPanel({ detail: { incident, blast }, price }: { detail: Det
   // For a model or job whose GPUs are not reported, "no GPU" would be wrong.
   const impact = blast && (blast.gpus > 0 || blast.hits.length > 0 || incident.place.node);
   return (
-    <Panel title="Blast radius" hint={impact ? `${dollars(blast.dollars_per_hour)} / h` : "unknown"} id="blast-panel">
+    <Panel
+      title="Blast radius"
+      hint={impact ? `${money(blast.dollars_per_hour, blast.currency)} / h` : "unknown"}
+      id="blast-panel"
+    >
       {!blast && <Problem>Impact unknown: the query engine did not answer.</Problem>}
       <Facts
         rows={[
@@ -82,7 +86,7 @@ export function BlastPanel({ detail: { incident, blast }, price }: { detail: Det
             "Cost",
             impact && (
               <>
-                {dollars(blast.dollars_per_hour)} / h · {dollars(blast.gpu_hours * price)}{" "}
+                {money(blast.dollars_per_hour, blast.currency)} / h · {money(blast.cost_so_far, blast.currency)}{" "}
                 {incident.resolved_at ? "in total" : "so far"}
                 <small>
                   {blast.gpu_hours.toFixed(1)} GPU-hours{incident.resolved_at ? "" : " so far"}

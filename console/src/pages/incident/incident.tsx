@@ -4,7 +4,7 @@ import { useState } from "preact/hooks";
 import { Chip, Empty, focusOnMount, Panel, RequestProblem, SeverityChip, Skeleton, Time } from "../../components/parts";
 import { Strips } from "../../components/strips";
 import { request, useRequest } from "../../lib/api";
-import { dollars, entryName, humanise, plural, shortDuration, workloadName } from "../../lib/format";
+import { entryName, humanise, money, plural, shortDuration, workloadName } from "../../lib/format";
 import type { Mark } from "../../lib/lines";
 import { memberMarks } from "../../lib/marks";
 import { placeStrips } from "../../lib/promql";
@@ -100,7 +100,7 @@ export function IncidentPage({ id, theme, address }: PageProps) {
           done={reload}
           focusesApprove={param(address, "plan") === "1"}
         />
-        <BlastPanel detail={answer} price={hub.status?.dollars_per_gpu_hour ?? 0} />
+        <BlastPanel detail={answer} />
         <RecurrencePanel incident={incident} />
         <NotificationsPanel id={id} version={`${version} ${answer.timeline.length}`} />
         <Notes
@@ -128,7 +128,7 @@ function describeImpact({ incident, blast }: Detail): string {
   const otherCount = blast.hits.length - 1;
   const name = `${workloadName(firstHit.workload)}${firstHit.gpus == null ? "" : ` (${plural(firstHit.gpus, "GPU")})`}`;
   const affected = otherCount ? `${name} and ${plural(otherCount, "more workload")}` : name;
-  return `Impact: ${affected}, about ${dollars(blast.dollars_per_hour)} / h.`;
+  return `Impact: ${affected}, about ${money(blast.dollars_per_hour, blast.currency)} / h.`;
 }
 
 /** Entries without a mark: the chart shows them already, or they are not actions. */

@@ -130,6 +130,19 @@ def test_no_address_is_wrong_use_and_no_answer_is_cannot_tell() -> None:
     assert (away.exit_code, "connection refused" in away.stdout) == (3, True)
 
 
+def test_steps_are_printed_with_the_next_one_and_what_cannot_be_checked_from_here() -> None:
+    printed = ran("--steps")
+    assert printed.exit_code == 3
+    assert "cannot be checked from here; by hand: swapon --show" in printed.stdout
+    assert "On each node: sudo watchkeeper doctor stack --node" in printed.stdout
+    assert "Next: step 1: " in printed.stdout
+    plain = json.loads(ran("--node", "--json").stdout)
+    read = {step["step"] for step in plain["steps"] if step["was_read"]}
+    assert {step["where"] for step in plain["steps"] if step["step"] in read} == {"node"}
+    failed = [step["step"] for step in plain["steps"] if step["state"] == "failed"]
+    assert plain["next_step"] == (failed or [step["step"] for step in plain["steps"] if step["state"] == "unknown"])[0]
+
+
 def test_a_server_that_is_not_prometheus_is_reported(exporter: str) -> None:
     result = ran("--prometheus", f"http://{exporter}/none/..")
     assert result.exit_code == 3

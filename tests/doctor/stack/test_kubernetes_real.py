@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from tests import servers
 from tests.support.clusters import api_server, kubernetes_server
+from tests.support.waiting import until
 from watchkeeper.cli.doctor import doctor
 
 EXPORTER = {"app": "nvidia-dcgm-exporter"}
@@ -88,6 +89,29 @@ def test_a_gpu_node_whose_taint_keeps_the_exporter_away_is_found(cluster: kubern
     assert (code, finding["check"]) == (1, "gpu_nodes_without_exporter")
     assert finding["evidence"] == ["taints that the exporter does not tolerate: nvidia.com/gpu=present:NoSchedule"]
     assert f"not read: {MONITORING}servicemonitors (answered 404)" in plain["looked_at"]
+
+
+@pytest.mark.servers
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_new_cluster_names_its_next_step_and_the_one_after_it(cluster: kubernetes_server.Cluster) -> None:
+    def read_steps() -> dict[str, Any]:
+        plain = ran("--steps", "--kubeconfig", cluster.kubeconfig)[1]
+        states = {step["step"]: step["state"] for step in plain["steps"] if step["was_read"]}
+        return {"next": plain["next_step"], **states}
+
+    states = read_steps()
+    assert (states["api_server"], states["nodes_ready"], states["next"]) == ("passed", "passed", "cluster_dns")
+    (node,) = cluster.ask("/api/v1/nodes")["items"]
+    dns = {"labels": {"k8s-app": "kube-dns"}, "name": "coredns"}
+    spec = {
+        "containers": [{"name": "coredns", "image": "none"}],
+        "nodeName": node["metadata"]["name"],
+        "tolerations": [{"operator": "Exists"}],
+    }
+    cluster.create("/api/v1/namespaces/kube-system/pods", {"metadata": dns, "spec": spec})
+    states = until(lambda: read if (read := read_steps())["cluster_dns"] == "passed" else {}, what="CoreDNS is ready")
+    assert (states["next"], states["gpus_allocatable"], states["watchkeeper"]) == ("watchkeeper", "passed", "failed")
 
 
 @pytest.mark.servers

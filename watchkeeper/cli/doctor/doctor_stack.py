@@ -1,9 +1,10 @@
-"""`watchkeeper doctor stack`: check the monitoring itself through Prometheus and Kubernetes, and print findings."""
+"""`watchkeeper doctor stack`: check the monitoring itself, and the steps that lead to it, and print both."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,18 +15,24 @@ import click
 
 from watchkeeper.cli import options
 from watchkeeper.config import settings as config
-from watchkeeper.doctor.stack import examine, facts, gather
+from watchkeeper.doctor.stack import examine, facts, gather, steps
 from watchkeeper.errors import CollectError, StoreError
 from watchkeeper.kit import wire
 from watchkeeper.net import http
 from watchkeeper.query.remote.http import Request, ServerClient
 from watchkeeper.readers import grafana_dashboard
 from watchkeeper.readers.clusters import kubeconfig
+from watchkeeper.readers.node import kubernetes_node, local_commands
 
 PATH = click.Path(exists=True, path_type=Path)
 KUBECONFIG_HELP = "kubeconfig file of the cluster that runs the monitoring."
 # A busy Prometheus may need seconds to list its series.
 TIMEOUT = "20s"
+STYLES: dict[facts.StepState, dict[str, Any]] = {
+    facts.StepState.PASSED: {"fg": "green"},
+    facts.StepState.FAILED: {"fg": "red", "bold": True},
+    facts.StepState.UNKNOWN: {"fg": "yellow"},
+}
 
 
 @click.command("stack")
@@ -36,42 +43,87 @@ TIMEOUT = "20s"
 @click.option("--kubeconfig", "kubeconfig_file", metavar="FILE", type=PATH, help=KUBECONFIG_HELP)
 @click.option("--namespace", "-n", metavar="NAME", help="Read only this namespace, if you may not read all namespaces.")
 @click.option("--dashboards", metavar="DIR", type=PATH, help="Folder of Grafana dashboards (JSON) to check too.")
+@click.option("--steps", "with_steps", is_flag=True, help="Print the steps from bare machines to the running stack.")
+@click.option(
+    "--node", "with_node", is_flag=True, help="Check the steps of this machine too. Implies --steps; as root."
+)
 @options.as_json
 def command(
-    url: str | None, kubeconfig_file: Path | None, dashboards: Path | None, as_json: bool, **access: Any
+    url: str | None, kubeconfig_file: Path | None, dashboards: Path | None, as_json: bool, **choices: Any
 ) -> None:
     """Check the monitoring itself: targets without scrapes, rules that can never fire, empty panels.
 
-    Reads from a running Prometheus, its Kubernetes objects, and dashboards. Exit codes: 0 no problem found, 1 problem
-    found, 2 usage error, 3 unknown.
+    Reads from a running Prometheus, its Kubernetes objects, and dashboards. With --steps or --node, checks each step
+    from bare machines to the running stack, and names the next one. Exit codes: 0 no problem found, 1 problem found or
+    step failed, 2 usage error, 3 unknown.
 
     \b
     watchkeeper doctor stack --prometheus http://127.0.0.1:9090 --dashboards grafana/
     watchkeeper doctor stack --prometheus http://127.0.0.1:9090 --kubeconfig ~/.kube/config
+    sudo watchkeeper doctor stack --node
+    watchkeeper doctor stack --steps --kubeconfig ~/.kube/config
     """
-    if url is None and kubeconfig_file is None:
-        raise click.UsageError("give --prometheus URL, --kubeconfig FILE, or both")
+    with_steps = choices["with_steps"] or choices["with_node"]
+    if url is None and kubeconfig_file is None and not with_steps:
+        raise click.UsageError("give --prometheus URL, --kubeconfig FILE, --node, or several of them")
     panels = list(_read_panels(dashboards)) if dashboards is not None else []
     stack, problems = facts.Stack(panels=tuple(panels)), list[str]()
     if url is not None:
         try:
-            stack = _read_prometheus(url, access["bearer_token_file"], panels)
+            stack = _read_prometheus(url, choices["bearer_token_file"], panels)
         except StoreError as error:
             problems.append(str(error))
     if kubeconfig_file is not None:
-        stack = replace(stack, kubernetes=asyncio.run(_read_kubernetes(kubeconfig_file, access["namespace"])))
-    findings, sources = examine.examine(stack), examine.list_sources(stack)
-    cluster = stack.kubernetes
+        stack = replace(stack, kubernetes=asyncio.run(_read_kubernetes(kubeconfig_file, choices["namespace"])))
+    if choices["with_node"]:
+        stack = replace(stack, node=_read_node())
+    raise SystemExit(_print_result(stack, problems, with_steps=with_steps, as_json=as_json))
+
+
+def _print_result(stack: facts.Stack, problems: list[str], *, with_steps: bool, as_json: bool) -> int:
+    """Print findings, and steps if they were asked for; return the exit code."""
+    findings, sources, cluster = examine.examine(stack), examine.list_sources(stack), stack.kubernetes
+    step_list = steps.check(stack)
+    states = {step.state for step in step_list if step.was_read} if with_steps else set()
     is_unknown = bool(problems) or (cluster is not None and len(cluster.unread) == len(gather.KINDS))
+    is_unknown = is_unknown or facts.StepState.UNKNOWN in states or (with_steps and not states)
     lines = [*sources, *(f"not read: {problem}" for problem in problems)]
+    lines += _step_lines(step_list) if with_steps else []
     for number, finding in enumerate(findings, 1):
         lines += ["", click.style(f"{number}. {finding.title}", bold=True) + f"  [{finding.check}]"]
         lines += [*(click.style(f"   {line}", dim=True) for line in finding.evidence), f"   action: {finding.fix}"]
-    if not findings:
+    if not findings and not with_steps:
         lines.append("Unknown: nothing could be read." if is_unknown else "No problem found.")
+    next_step = steps.next_step(step_list)
     plain = {"findings": wire.to_plain(findings), "looked_at": sources, "unread": problems}
+    plain |= {"steps": wire.to_plain(step_list), "next_step": None if next_step is None else next_step.step}
     options.print_result(plain, lines, as_json=as_json)
-    raise SystemExit(1 if findings else 3 if is_unknown else 0)
+    return 1 if findings or facts.StepState.FAILED in states else 3 if is_unknown else 0
+
+
+def _step_lines(step_list: Sequence[steps.StackStep]) -> Iterator[str]:
+    """The table of steps, what checks those that cannot be checked from here, and the next one with what to do."""
+    for number, step in enumerate(step_list, 1):
+        now = step.now if step.was_read else f"{step.now}; by hand: {step.by_hand}"
+        yield f"{number:>2}  {click.style(f'{step.state.value:<7}', **STYLES[step.state])}  {step.title}"
+        yield click.style(f"             {now}", dim=True)
+    yield ""
+    yield from dict.fromkeys(step.action for step in step_list if not step.was_read)
+    next_step = steps.next_step(step_list)
+    if next_step is None:
+        yield "All steps passed."
+        return
+    number = step_list.index(next_step) + 1
+    yield click.style(f"Next: step {number}: {next_step.title}", bold=True) + f"  [{next_step.step}]"
+    yield f"   now: {next_step.now}"
+    yield f"   action: {next_step.action}"
+    yield "   how: docs/howto/bare-metal.md"
+
+
+def _read_node() -> kubernetes_node.KubernetesNode:
+    outputs = local_commands.run_commands(kubernetes_node.COMMANDS)
+    texts = {output.command: output.text.decode(errors="replace") for output in outputs}
+    return kubernetes_node.read(texts, is_root=os.geteuid() == 0)
 
 
 def _read_prometheus(url: str, token: Path | None, panels: Sequence[facts.Panel]) -> facts.Stack:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from watchkeeper.readers.node.kubernetes_node import KubernetesNode
 
 Raw = Mapping[str, Any]
 
@@ -74,6 +77,8 @@ class KubernetesObjects:
     pod_monitors: tuple[Raw, ...] = ()
     prometheuses: tuple[Raw, ...] = ()
     unread: Mapping[str, str] = field(default_factory=dict)
+    # The only namespace that was read; empty for all.
+    namespace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,37 @@ class Stack:
     prometheus: Prometheus | None = None
     kubernetes: KubernetesObjects | None = None
     panels: tuple[Panel, ...] = ()
+    # The machine that runs the command.
+    node: KubernetesNode | None = None
+
+
+class StepState(StrEnum):
+    PASSED = "passed"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
+class StepResult(NamedTuple):
+    """The state of a step, and what is true now."""
+
+    state: StepState
+    now: str
+
+    @property
+    def is_passed(self) -> bool:
+        return self.state is StepState.PASSED
+
+
+def passed(now: str) -> StepResult:
+    return StepResult(StepState.PASSED, now)
+
+
+def failed(now: str) -> StepResult:
+    return StepResult(StepState.FAILED, now)
+
+
+def unknown(now: str) -> StepResult:
+    return StepResult(StepState.UNKNOWN, now)
 
 
 @dataclass(frozen=True, slots=True)

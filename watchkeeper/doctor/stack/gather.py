@@ -85,7 +85,7 @@ def gather_kubernetes(get: ApiGet, namespace: str | None) -> KubernetesObjects:
             objects[kind] = tuple(_list_pages(get, path))
         except WatchkeeperError as error:
             unread[path] = error.problem
-    return KubernetesObjects(**objects, unread=unread)
+    return KubernetesObjects(**objects, unread=unread, namespace=namespace or "")
 
 
 def _list_pages(get: ApiGet, path: str) -> Iterable[Raw]:

@@ -95,7 +95,7 @@ def stuck_in_init(cluster: KubernetesObjects) -> Iterator[StackFinding]:
     in_init = [pod for pod in operator_pods if _init_state(pod)]
     if not in_init:
         return
-    first = min((pod for pod in operator_pods if not _is_ready(pod)), key=_start_order)
+    first = min((pod for pod in operator_pods if not is_ready(pod)), key=_start_order)
     yield StackFinding(
         "stuck_in_init",
         f"{len(in_init)} pods of the GPU Operator wait in Init; the first component that is not ready is "
@@ -166,7 +166,7 @@ def control_plane_taint(cluster: KubernetesObjects) -> Iterator[StackFinding]:
 
 def cluster_dns_down(cluster: KubernetesObjects) -> Iterator[StackFinding]:
     dns = [pod for pod in cluster.pods if matching.labels(pod).get("k8s-app") == "kube-dns"]
-    down = [pod for pod in dns if not _is_ready(pod)]
+    down = [pod for pod in dns if not is_ready(pod)]
     if dns and len(down) == len(dns):
         yield StackFinding(
             "cluster_dns_down",
@@ -265,6 +265,12 @@ def _waiting_reason(pod: Raw) -> str:
     return ""
 
 
+def pod_state(pod: Raw) -> str:
+    """Why a pod is not ready, in a few words."""
+    phase = facts.text(facts.mapping(pod, "status"), "phase")
+    return _init_state(pod) or _waiting_reason(pod) or (phase if phase != "Running" else "") or "not ready"
+
+
 def _api_error(pod: Raw) -> str:
     """The API server error in the termination message of a container; empty without one."""
     for container in facts.items(facts.mapping(pod, "status"), "containerStatuses"):
@@ -276,7 +282,7 @@ def _api_error(pod: Raw) -> str:
     return ""
 
 
-def _is_ready(pod: Raw) -> bool:
+def is_ready(pod: Raw) -> bool:
     status = facts.mapping(pod, "status")
     ready = (
         condition.get("status") == "True"

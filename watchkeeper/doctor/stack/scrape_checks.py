@@ -76,7 +76,7 @@ def slow_scrapes(server: Prometheus) -> Iterator[StackFinding]:
 
 
 def no_gpu_target(server: Prometheus) -> Iterator[StackFinding]:
-    if _gpu_targets(server) or _has_gpus(server) or "/api/v1/targets" in server.unread:
+    if gpu_targets(server) or _has_gpus(server) or "/api/v1/targets" in server.unread:
         return
     jobs = sorted({target.job for target in server.targets}) or ["none"]
     yield StackFinding(
@@ -88,8 +88,8 @@ def no_gpu_target(server: Prometheus) -> Iterator[StackFinding]:
 
 
 def exporter_without_gpus(server: Prometheus) -> Iterator[StackFinding]:
-    gpu_targets = [target for target in _gpu_targets(server) if target.is_up]
-    empty = [target for target in gpu_targets if (target.job, target.instance) not in server.with_gpus]
+    running = [target for target in gpu_targets(server) if target.is_up]
+    empty = [target for target in running if (target.job, target.instance) not in server.with_gpus]
     if empty:
         yield StackFinding(
             "exporter_without_gpus",
@@ -150,7 +150,7 @@ def _reason_and_fix(error: str) -> tuple[str, str]:
     return "see the error", "Read the page yourself: curl -v URL"
 
 
-def _gpu_targets(server: Prometheus) -> list[Target]:
+def gpu_targets(server: Prometheus) -> list[Target]:
     return [
         target
         for target in server.targets

@@ -93,7 +93,10 @@ class AppriseSender:
 
 
 # The transport keys of a receiver, and their senders.
-SENDERS: dict[str, Callable[[Receiver], Sender]] = {"apprise_file": AppriseSender, "webhook": WebhookSender}
+SENDERS: dict[str, Callable[[Receiver], Sender]] = {
+    "apprise_file": AppriseSender,
+    "webhook": WebhookSender,
+}
 
 
 def make_sender(receiver: Receiver) -> Sender:

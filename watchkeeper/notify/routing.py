@@ -52,7 +52,10 @@ class Receiver:
     @property
     def transports(self) -> tuple[str, ...]:
         """The transport keys that are set, exactly one; `receivers.SENDERS` has a sender for each."""
-        addresses = {"apprise_file": self.apprise_file, "webhook": self.webhook}
+        addresses = {
+            "apprise_file": self.apprise_file,
+            "webhook": self.webhook,
+        }
         return tuple(key for key, address in addresses.items() if address is not None)
 
 

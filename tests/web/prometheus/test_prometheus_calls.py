@@ -237,8 +237,8 @@ def test_federation_hands_on_living_series_with_their_own_time(site: Site) -> No
     now = site.hub.now_ms
     assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert reply.body.decode().splitlines() == [
-        *("# TYPE temp untyped", f'temp{{node="n1"}} 51 {now - 15_000}'),
-        *("# TYPE watts untyped", f'watts{{node="n1"}} 600 {now - 200_000}'),
+        *("# TYPE temp untyped", f'temp{{node="n1",instance=""}} 51 {now - 15_000}'),
+        *("# TYPE watts untyped", f'watts{{node="n1",instance=""}} 600 {now - 200_000}'),
     ]
     assert site.ask("/federate").status == 400
 

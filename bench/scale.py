@@ -119,7 +119,9 @@ async def measure_size(gpus: int, *, warm: int, intervals: int, folder: Path) ->
             "core_share": round(cpu_seconds / INTERVAL_SECONDS, 4),
             "gpus_of_one_core": round(gpus * INTERVAL_SECONDS / cpu_seconds),
             "memory_mib": round(resident_mib(os.getpid()), 1),
-            "refused_pages": sum(loop.state.health is scrape.TargetHealth.DOWN for _, loop in monitored._target_loops),
+            "refused_pages": sum(
+                loop.state.health is scrape.TargetHealth.DOWN for _, loop in monitored._target_loops.values()
+            ),
         }
     finally:
         monitored.close()

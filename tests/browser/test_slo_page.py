@@ -35,7 +35,7 @@ def numbers(name: str, model: str, *, errors: float, left: float) -> dict[Labels
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    """One model that burns its budget, one that keeps its objective, and a second objective without samples."""
+    """One model that burns its budget, one that keeps its objective, and four objectives without samples."""
     since = START - timedelta(minutes=7)
     burning = alerts.Alert(BURNS, alerts.AlertState.FIRING, since, 0.03, fired_at=since)
     hub = SmallHub(rules=GivenRules(slos=slo.load_slos(SHIPPED_SLOS), active=[burning]))
@@ -52,23 +52,23 @@ def site() -> Iterator[Site]:
 def test_budgets_are_numbers_and_bars_with_a_word_for_their_state(page: Page, site: Site) -> None:
     page.goto(f"{site.url}/slo")
     rows = page.get_by_test_id("slo-row")
-    expect(rows).to_have_count(3)
+    expect(rows).to_have_count(6)
     expect(rows.nth(0)).to_contain_text("chat availability")
     expect(rows.nth(0)).to_contain_text("−20 %")
     expect(rows.nth(0)).to_contain_text("burning fast")
     expect(rows.nth(0).get_by_test_id("slo-incident")).to_have_attribute("href", "/incidents/INC-1")
     expect(rows.nth(1)).to_contain_text("unknown")
     expect(rows.nth(1)).to_contain_text("no samples")
-    expect(rows.nth(2)).to_contain_text("83 %")
-    expect(rows.nth(2)).to_contain_text("met")
-    assert rows.nth(2).get_by_test_id("budget-bar").get_attribute("aria-label") == "83 % of the budget is left"
-    expect(page.get_by_test_id("slo-panel")).to_contain_text("3 in total · 1 failing · 1 unknown")
+    expect(rows.nth(5)).to_contain_text("83 %")
+    expect(rows.nth(5)).to_contain_text("met")
+    assert rows.nth(5).get_by_test_id("budget-bar").get_attribute("aria-label") == "83 % of the budget is left"
+    expect(page.get_by_test_id("slo-panel")).to_contain_text("6 in total · 1 failing · 4 unknown")
 
 
 def test_an_objective_is_chosen_in_the_address_and_drawn_over_its_window(page: Page, site: Site) -> None:
     page.goto(f"{site.url}/slo")
     expect(page.get_by_test_id("slo-chart")).to_contain_text("Error budget for chat availability")
-    page.get_by_test_id("slo-row").nth(2).click()
+    page.get_by_test_id("slo-row").nth(5).click()
     expect(page).to_have_url(f"{site.url}/slo?slo=inference-availability%2Fmain%2Fcode")
     chart = page.get_by_test_id("slo-chart")
     expect(chart).to_contain_text("Error budget for code availability")

@@ -224,7 +224,8 @@ def test_a_reload_is_refused_if_a_server_owns_the_rules() -> None:
 
 def test_the_shipped_rules_and_slos_are_used_by_default() -> None:
     loops = unused(settings.Settings())
-    assert {"inference-availability", "inference-latency"} == {objective.name for objective in loops.slos}
+    names = {"availability", "errors", "first-token", "token-time", "latency"}
+    assert {f"inference-{name}" for name in names} == {objective.name for objective in loops.slos}
     assert loops.last_reload.rules > 100
     loops.close()
 

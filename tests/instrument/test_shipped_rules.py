@@ -18,6 +18,7 @@ from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.promql import parser, walk
 from watchkeeper.rules import rulefile
+from watchkeeper.sim.simulation import SimSettings, Simulation
 from watchkeeper.store.head.head import Head
 
 RULES = rulefile.load_rules(sorted((Path(watchkeeper.__file__).parent / "packs" / "rules").glob("*.yaml"))).rules
@@ -92,3 +93,15 @@ def test_a_failed_checkpoint_fires_the_alert() -> None:
         assert alerting(engine, "CheckpointFailing", at_ms) == (at_ms > 0)
         with pytest.raises(OSError, match="full"), monitor.checkpoint():
             raise OSError("full")
+
+
+def test_the_program_of_the_simulator_exports_what_our_monitor_does() -> None:
+    monitor = InferenceMonitor("chat", "1", Exports())
+    with monitor.request() as request, request.queueing():
+        pass
+    names = {labels["__name__"]: set(dict(labels)) for labels in pages.series(monitor)}
+    simulation = Simulation(SimSettings(gpus=64))
+    server = next(server for server in simulation.serving() if server.kind == "program")
+    simulated = pages.read(server.page())
+    assert {labels["__name__"] for labels in simulated} <= set(names)
+    assert all(set(dict(labels)) <= names[labels["__name__"]] for labels in simulated)

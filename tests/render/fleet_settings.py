@@ -66,7 +66,7 @@ alertmanager_urls = ["http://alertmanager:9093/am"]
 [render]
 targets = ["a[1-2]:9400"]
 """
-SECRETS = ("TokenA", "TokenB", "TokenD", "passw0rd")
+SECRETS = ("HiddenA", "HiddenB", "HiddenD", "passw0rd")
 
 
 def write(folder: Path, more: str = "") -> Path:
@@ -74,7 +74,7 @@ def write(folder: Path, more: str = "") -> Path:
     (folder / "inventory.toml").write_text(INVENTORY)
     (folder / "notify.toml").write_text(ROUTES)
     (folder / "oncall").write_text(
-        "slack://TokenA/TokenB/TokenC/#gpu\nmailto://u:passw0rd@example.com\ntgram://123456789:TokenD/42\n"
+        "slack://HiddenA/HiddenB/HiddenC/#gpu\nmailto://u:passw0rd@example.com\ntgram://123456789:HiddenD/42\n"
     )
     path = folder / "hub.toml"
     path.write_text(SETTINGS + more)

@@ -168,10 +168,10 @@ def test_no_dashboard_is_a_wall_and_every_panel_says_what_it_shows() -> None:
 
 
 def test_a_limit_is_the_one_of_the_alert_and_leads_to_its_runbook() -> None:
-    panel = next(one for one in boards()["inference"]["panels"] if one["title"] == "Latency, 95th percentile")
+    panel = next(one for one in boards()["inference"]["panels"] if one["title"] == "First token")
     assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"] == [
         {"value": None, "color": "green"},
-        {"value": 0.5, "color": "red"},
+        {"value": 0.3, "color": "red"},
     ]
     assert panel["links"][0]["url"] == "https://docs.example/wk/runbooks/inference-overload.md"
 

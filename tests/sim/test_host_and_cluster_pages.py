@@ -32,7 +32,7 @@ def read(page: bytes, metric: str, **matchers: str) -> list[float]:
 
 def test_every_listed_page_can_be_read_and_other_pages_cannot(fleet: Simulation) -> None:
     paths = [group["labels"]["__metrics_path__"] for group in fleet.service_discovery("127.0.0.1:1")]
-    assert len(paths) == 2 * 16 + 2
+    assert len(paths) == 2 * 16 + 2 + len(fleet.serving())
     for path in paths:
         assert ExpositionParser().parse(fleet.page_at(path)).handles
     with pytest.raises(Exception, match="no page at /nowhere"):
@@ -141,9 +141,11 @@ def test_an_overloaded_service_queues_and_rejects_requests(fleet: Simulation) ->
     fault = fleet.inject("inference-overload")
     assert fault.job is not None
     fleet.advance(120)
-    page, model = fleet.page_at("/workloads/metrics"), fault.job.name
+    server = next(server for server in fleet.serving() if server.job is fault.job)
+    assert server.kind == "vllm"
+    page, model = fleet.page_at(f"/serving/{fault.job.name}/metrics"), fault.job.name
     assert read(page, "vllm:num_requests_waiting", model_name=model) == [400.0]
-    assert read(page, "inference_requests_total", model_name=model, code="503")[0] > 100
+    assert read(page, "vllm:request_success_total", model_name=model, finished_reason="abort")[0] > 100
 
 
 def test_pods_of_faults_exist_until_the_fault_ends(fleet: Simulation) -> None:

@@ -78,7 +78,8 @@ def test_service_discovery_lists_pages_and_inventories() -> None:
         _, targets = fleet.call("GET", "/sd")
         paths = [target["labels"]["__metrics_path__"] for target in targets]
         assert paths[:2] == ["/nodes/gpu-r01-01/metrics", "/nodes/gpu-r01-01/host/metrics"]
-        assert paths[16:] == ["/cluster/metrics", "/workloads/metrics"]
+        assert paths[16:18] == ["/cluster/metrics", "/workloads/metrics"]
+        assert {target["labels"]["job"] for target in targets[18:]} == {"vllm", "sglang", "workloads"}
         assert all(fleet.call("GET", path)[0] == 200 for path in paths)
         labels = targets[0]["labels"]
         assert targets[0]["targets"] == [fleet.root.removeprefix("http://")]

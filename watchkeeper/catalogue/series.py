@@ -38,6 +38,7 @@ OTHERS = {
     "nvidia_smi_": "nvidia_gpu_exporter",
     "nvidia_gpu_": "nvidia_gpu_prometheus_exporter",
     "vllm:": "vLLM",
+    "http_requests_total": "vLLM's HTTP server, among others",
     "kserve_vllm:": "vLLM below KServe's LLMInferenceService",
     "sglang:": "SGLang",
     "tgi_": "Text Generation Inference",

@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 from watchkeeper.agent.kernel import gpu_addresses, kernel_follow
 from watchkeeper.errors import CollectError
 from watchkeeper.hub import pipeline
-from watchkeeper.kit import clock
 from watchkeeper.model import fleet as fleet_model
 from watchkeeper.model.incidents import Incident, Member, MemberKind
 from watchkeeper.net import http
@@ -97,7 +96,9 @@ class MonitoredFleet:
         self._last_record_seq = simulation.machines.kernel.last_seq
         self._workload_series = status_series.StatusSeries()
         self._max_page_series = max_page_series
-        self._target_loops = self._create_target_loops(connection or SimulatedConnection(simulation))
+        self._connection = connection or SimulatedConnection(simulation)
+        self._target_loops: dict[str, tuple[int, scrape.TargetLoop]] = {}
+        self._services: list[str] | None = None
 
     def close(self) -> None:
         self.journal.close()
@@ -133,22 +134,30 @@ class MonitoredFleet:
                     return hold + ALERT_EVALUATIONS * (group.interval_seconds or self.intervals.rule_seconds)
         return 0.0
 
-    def _create_target_loops(self, connection: scrape.TargetConnection) -> list[tuple[int, scrape.TargetLoop]]:
-        """One loop for each target, with its offset in the scrape interval in seconds."""
+    async def _discover(self, at_ms: int) -> None:
+        """One loop for each target, with its offset in the scrape interval; services start and end."""
+        services = [server.job.name for server in self.simulation.serving()]
+        if services == self._services:
+            return
+        self._services = services
         document = json.dumps(self.simulation.service_discovery(ADDRESS)).encode()
         discovered = discovery.read_groups(document, "the simulated fleet")
-        self.fleet.set_expected_nodes(discovered.nodes, clock.to_ms(self.simulation.now))
-        interval, sink = self.intervals.scrape_seconds, self.engine.appender
+        self.fleet.set_expected_nodes(discovered.nodes, at_ms)
+        interval = self.intervals.scrape_seconds
         settings = scrape.ScrapeSettings(interval_seconds=interval, max_series=self._max_page_series)
-        loops = []
-        for target in discovered.targets:
-            loop = scrape.TargetLoop(target, settings, sink=sink, inventory=self.fleet, connection=connection)
-            loops.append((schedule.offset_ms(target.key, interval * 1000) // 1000, loop))
-        return loops
+        targets = {target.key: target for target in discovered.targets}
+        for key in self._target_loops.keys() - targets:
+            await self._target_loops.pop(key)[1].close(at_ms)
+        for key in targets.keys() - self._target_loops:
+            loop = scrape.TargetLoop(
+                targets[key], settings, sink=self.engine.appender, inventory=self.fleet, connection=self._connection
+            )
+            self._target_loops[key] = schedule.offset_ms(key, interval * 1000) // 1000, loop
 
     async def _scrape(self, second: int) -> None:
         offset_seconds = second % self.intervals.scrape_seconds
-        for offset, loop in self._target_loops:
+        await self._discover(second * 1000)
+        for offset, loop in list(self._target_loops.values()):
             if offset == offset_seconds:
                 await loop.scrape(second * 1000)
         if offset_seconds == 0:

@@ -26,7 +26,7 @@ from watchkeeper.workloads import replicas
 SERVICE = re.compile(r"(?P<namespace>[a-z0-9-]+)/(?P<name>[a-z0-9.-]+)=(?P<model>[^\s\"{}]+)")
 EXAMPLE = "serving/llama=llama-3-8b"
 # A latency SLO counts requests above a histogram bucket.
-LATE = re.compile(r'_bucket\{[^}]*\ble="(?P<seconds>[0-9.]+)"')
+LATE = re.compile(r'_bucket\{[^}]*\ble=~?"(?P<seconds>[0-9.]+)')
 DEFAULT_PORTS = {"http": 80, "https": 443}
 READER = "watchkeeper-reader"
 # Loading a model takes minutes, so replicas are removed slowly, one at a time.
@@ -87,7 +87,7 @@ def is_latency(objective: slo.Slo) -> bool:
 
 def signals(service: ScaledService, objectives: Sequence[slo.Slo], cluster: str) -> list[ScalingSignal]:
     """The scaling signals of a service; each query returns one number, or none without traffic."""
-    about = f'cluster="{cluster}", model_name="{service.model}"'
+    about = _selects(service, cluster)
     query = f"sum(inference_requests_waiting{{{about}}})"
     why = f"Waiting requests, at most {replicas.MAX_WAITING_PER_REPLICA:g} for each replica."
     waiting = ScalingSignal("waiting", query, f"{replicas.MAX_WAITING_PER_REPLICA:g}", True, why)
@@ -100,10 +100,15 @@ def signals(service: ScaledService, objectives: Sequence[slo.Slo], cluster: str)
         late = LATE.search(objective.errors)
         assert late is not None
         burning = f'{slo.RATIO}5m{{slo="{objective.name}", {about}}}'
-        query = f"clamp_max(max({burning}) / {objective.budget:.6g}, {replicas.MAX_GROWTH:g})"
+        # A model has the objectives for which its server has metrics; an HPA with a missing metric removes no replica.
+        query = f"clamp_max((max({burning}) or vector(0)) / {objective.budget:.6g}, {replicas.MAX_GROWTH:g})"
         why = f"More than {objective.budget:.4g} take over {late['seconds']} s: add half as many."
         scaling_signals.append(ScalingSignal(f"burn-{objective.name}", query, "1", False, why))
     return scaling_signals
+
+
+def _selects(service: ScaledService, cluster: str) -> str:
+    return f'cluster="{cluster}", model_name="{service.model}"'
 
 
 def _service(text: str) -> ScaledService:
@@ -197,10 +202,10 @@ def _plain(service: ScaledService, objectives: Sequence[slo.Slo], settings: conf
 
 
 def _adapter(services: Sequence[ScaledService], objectives: Sequence[slo.Slo], settings: config.Settings) -> str:
-    """The adapter discovers a series before it runs the metric's query."""
+    """The adapter discovers a series before it runs the metric's query: one that every served model has."""
     rules = [
         {
-            "seriesQuery": re.search(r"[a-z][\w:]+\{[^}]*\}", signal.query)[0],  # type: ignore[index]
+            "seriesQuery": f"inference_requests_waiting{{{_selects(service, settings.fleet.cluster)}}}",
             "resources": {"namespaced": False},
             "name": {"as": _metric(service, signal)},
             "metricsQuery": signal.query,

@@ -72,6 +72,8 @@ class JobTemplate:
     memory: tuple[float, float]
     # False: the job exports no metrics of its own.
     reports_metrics: bool = True
+    # Kinds of `serving.KINDS`, in turn.
+    servers: tuple[str, ...] = ()
 
 
 TEMPLATES = (
@@ -81,10 +83,17 @@ TEMPLATES = (
     JobTemplate("vision", "detector", SimJobKind.TRAINING, (2, 4), ("a100", "l40s"), (0.5, 3), (0.40, 0.70)),
     JobTemplate("speech", "asr-train", SimJobKind.TRAINING, (4, 8), ("a100", "h100"), (1, 6), (0.50, 0.80)),
     JobTemplate("recsys", "ranker", SimJobKind.TRAINING, (8, 16), ("a100",), (0.5, 5), (0.70, 0.88)),
-    JobTemplate("serving", "chat-api", SimJobKind.SERVING, (2, 4), ("h100", "h200"), (24, 96), (0.88, 0.92)),
-    JobTemplate("serving", "embed-api", SimJobKind.SERVING, (1,), ("l40s",), (24, 96), (0.30, 0.60)),
-    JobTemplate("speech", "asr-live", SimJobKind.SERVING, (1,), ("l40s", "h100"), (12, 72), (0.35, 0.55)),
-)
+    JobTemplate(
+        "serving", "chat-api", SimJobKind.SERVING, (2, 4), ("h100", "h200"), (24, 96), (0.88, 0.92),
+        servers=("vllm", "sglang", "tgi", "triton-llm"),
+    ),
+    JobTemplate(
+        "serving", "embed-api", SimJobKind.SERVING, (1,), ("l40s",), (24, 96), (0.30, 0.60), servers=("triton",)
+    ),
+    JobTemplate(
+        "speech", "asr-live", SimJobKind.SERVING, (1,), ("l40s", "h100"), (12, 72), (0.35, 0.55), servers=("program",)
+    ),
+)  # fmt: skip
 SILENT_TRAINING = JobTemplate(
     "vision", "plain-script", SimJobKind.TRAINING, (8,), ("h200", "h100"), (2, 12), (0.60, 0.85), reports_metrics=False
 )

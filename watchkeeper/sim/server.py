@@ -57,6 +57,7 @@ class SimulatorApi:
             Route("/nodes/{node}/host/metrics", self.metrics),
             Route("/cluster/metrics", self.metrics),
             Route("/workloads/metrics", self.metrics),
+            Route("/serving/{model}/metrics", self.metrics),
             Route("/nodes/{node}/inventory", self.inventory),
             Route("/kmsg", self.kernel_stream),
             Route("/cluster/nodes/{node}", self.cluster_node),

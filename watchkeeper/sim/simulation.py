@@ -24,6 +24,7 @@ from watchkeeper.sim.jobs import SimJobs
 from watchkeeper.sim.kernel_log import SimKernelLog, SimKernelRecord
 from watchkeeper.sim.kubernetes import KubeStatePage
 from watchkeeper.sim.physics import Physics
+from watchkeeper.sim.serving import ModelServer
 from watchkeeper.sim.workloads import STEP_SECONDS, SimWorkloads
 
 # The default start: a Monday morning, when request rates rise.
@@ -116,7 +117,14 @@ class Simulation:
             targets.append({"__metrics_path__": f"/nodes/{node.name}/host/metrics", "job": "node", **labels})
         targets.append({"__metrics_path__": "/cluster/metrics", "job": "kube-state-metrics", **cluster})
         targets.append({"__metrics_path__": "/workloads/metrics", "job": "workloads", **cluster})
+        for server in self.serving():
+            targets.append(
+                {"__metrics_path__": f"/serving/{server.job.name}/metrics", **server.target_labels(), **cluster}
+            )
         return [{"targets": [address], "labels": labels} for labels in targets]
+
+    def serving(self) -> list[ModelServer]:
+        return [server for server in self.workloads.servers.values() if server.ended_at is None]
 
     def page_at(self, path: str) -> bytes:
         """The page at a path of `service_discovery`; CollectError if its node or exporter is down."""
@@ -130,6 +138,10 @@ class Simulation:
                 return self.kubernetes.page(self.faults.totals, up=up, now=self.second)
             case ["workloads", "metrics"]:
                 return self.workloads.page(self.faults.totals)
+            case ["serving", model, "metrics"] if model in self.workloads.servers:
+                return self.workloads.servers[model].page()
+            case ["serving", model, "metrics"]:
+                raise CollectError("the server has ended", where=model)
         raise fleet.UnknownName(f"no page at {path[:80]}")
 
     def _start_planned(self) -> None:

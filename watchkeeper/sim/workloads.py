@@ -1,38 +1,32 @@
-"""Simulate the metrics of workloads: steps of training jobs, and requests of services.
+"""Simulate the metrics of workloads: steps of training jobs here, requests of services in `serving`.
 
-`step` advances all running workloads every few seconds; `page` returns the metrics of all of them. Metric names are
-those of our guides for training, and those of the guides and vLLM for serving. A crashed job has no metrics.
+`step` advances all running workloads every few seconds; `page` returns the metrics of all training jobs, with the names
+of our guides. A crashed training job has no metrics.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
 
-from watchkeeper.sim.effects import EffectTotals, LossFault, ServingEffect, TrainingEffect
+from watchkeeper.sim.effects import EffectTotals, LossFault, TrainingEffect
 from watchkeeper.sim.jobs import REQUEUE_LIMIT, SimJob, SimJobKind, SimJobs, WorkPhase
 from watchkeeper.sim.physics import Physics
+from watchkeeper.sim.serving import ModelServer, observe
 from watchkeeper.sim.text_page import MetricsPage, format_labels
 
 STEP_SECONDS = 5
 # A failed checkpoint or allocation is retried after this time.
 RETRY_SECONDS = 60
 HEALTHY = TrainingEffect()
-# Buckets of the guides, and of vLLM for the first token.
-DURATION_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, math.inf)
-TTFT_BUCKETS = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, math.inf
-)  # fmt: skip
 # Buckets of `watchkeeper.instrument` for the steps of training jobs that take seconds.
-STEP_BUCKETS = (0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0, math.inf)
-# Median latencies without load; SPREAD is the sigma of the log-normal distribution.
-MEDIAN_SECONDS, FIRST_TOKEN_SECONDS, SPREAD = 0.06, 0.03, 0.45
-ERROR_SHARE = 1e-5
-# Requests beyond this queue length are rejected.
-MAX_WAITING = 400
+STEP_BUCKETS = ("0.5", "1", "2.5", "5", "10", "25", "60", "120", "300", "+Inf")
+STEP_BOUNDS = tuple(map(float, STEP_BUCKETS))
+# How long the page of a server that ended still answers, so that discovery drops its target before a scrape fails.
+GRACE_SECONDS = 60
 
 
 @dataclass(slots=True)
@@ -60,24 +54,13 @@ class SimTraining:
     place_labels: list[str] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class SimServing:
-    job: SimJob
-    capacity: float
-    answered: float = 0.0
-    failed: float = 0.0
-    waiting: float = 0.0
-    running: float = 0.0
-    durations: list[float] = field(default_factory=lambda: [0.0] * len(DURATION_BUCKETS))
-    first_tokens: list[float] = field(default_factory=lambda: [0.0] * len(TTFT_BUCKETS))
-    seconds: float = 0.0
-
-
 class SimWorkloads:
     def __init__(self, jobs: SimJobs, physics: Physics, rng: random.Random) -> None:
         self._jobs, self._physics, self._rng = jobs, physics, rng
         self._training: dict[int, SimTraining] = {}
-        self._serving: dict[int, SimServing] = {}
+        # By service: a moved service keeps its kind of server.
+        self.servers: dict[str, ModelServer] = {}
+        self._next_kind: Counter[str] = Counter()
         # Training jobs that do not run now, by name: a moved job continues from its checkpoint.
         self._paused: dict[str, SimTraining] = {}
 
@@ -88,7 +71,6 @@ class SimWorkloads:
         while len(self._paused) > REQUEUE_LIMIT:
             del self._paused[next(iter(self._paused))]
         self._training = {number: run for number, run in self._training.items() if number in running}
-        self._serving = {number: run for number, run in self._serving.items() if number in running}
         phases = self._jobs.phases(now)
         waves = self._jobs.request_wave(now)
         for number, job in running.items():
@@ -99,17 +81,36 @@ class SimWorkloads:
                 phase = WorkPhase(int(phases[job.rows[0]]))
                 self._step_training(run, total.training.get(number, HEALTHY), phase=phase, now=now)
             elif job.template.kind is SimJobKind.SERVING:
-                if number not in self._serving:
-                    self._serving[number] = SimServing(job, self._rng.uniform(8, 25) * len(job.rows))
-                wave = float(waves[job.rows[0]])
-                self._step_serving(self._serving[number], total.serving.get(number), wave=wave)
+                wave, server = float(waves[job.rows[0]]), self._server_of(job)
+                server.step(total.serving.get(number), wave=wave, seconds=STEP_SECONDS)
+        self._end_servers(now)
 
     def page(self, total: EffectTotals) -> bytes:
         page = MetricsPage()
         alive = [run for run in self._training.values() if not self._jobs.is_down[run.job.rows[0]]]
         _write_training(page, alive, total)
-        _write_serving(page, list(self._serving.values()))
         return page.content()
+
+    def _server_of(self, job: SimJob) -> ModelServer:
+        server = self.servers.get(job.name)
+        if server is None or server.job.number != job.number:
+            capacity = self._rng.uniform(8, 25) * len(job.rows)
+            kind = self._choose_kind(job) if server is None else server.kind
+            server = self.servers[job.name] = ModelServer(job, kind, capacity)
+        return server
+
+    def _choose_kind(self, job: SimJob) -> str:
+        """Each kind of server of a template in turn, so that a small fleet has all of them."""
+        kinds, name = job.template.servers, job.template.base_name
+        self._next_kind[name] += 1
+        return kinds[(self._next_kind[name] - 1) % len(kinds)]
+
+    def _end_servers(self, now: int) -> None:
+        for server in self.servers.values():
+            if server.job.number not in self._jobs.running and server.ended_at is None:
+                server.ended_at = now
+        kept = (server for server in self.servers.values() if now - (server.ended_at or now) < GRACE_SECONDS)
+        self.servers = {server.job.name: server for server in kept}
 
     def _start_training(self, job: SimJob, now: int) -> SimTraining:
         rng, paused = self._rng, self._paused.pop(job.name, None)
@@ -149,7 +150,7 @@ class SimWorkloads:
             run.last_step_at = now - self._rng.random() * run.step_seconds
             seconds = run.step_seconds / speed
             count = STEP_SECONDS / seconds
-            _observe(run.durations, STEP_BUCKETS, count, median=seconds / 10, delay=seconds * 0.9)
+            observe(run.durations, STEP_BOUNDS, count, median=seconds / 10, delay=seconds * 0.9)
         if phase is WorkPhase.CHECKPOINT and now - run.checkpoint_at > 120:
             run.checkpoint_at = now
             run.checkpoints += not effect.checkpoints_fail
@@ -160,42 +161,6 @@ class SimWorkloads:
             run.ooms += effect.ooms
         run.data_wait += STEP_SECONDS * (effect.data_wait or (0.02 if not is_stuck else 0.0))
         run.compute_seconds = run.step_seconds * 0.8 / max(speed, 0.05) if not is_stuck else run.compute_seconds
-
-    def _step_serving(self, run: SimServing, effect: ServingEffect | None, *, wave: float) -> None:
-        """Serve the requests of this step: requests beyond the capacity wait, and beyond MAX_WAITING fail."""
-        requests = run.capacity * (effect.demand if effect else min(0.75, 0.6 * wave)) * STEP_SECONDS
-        capacity = run.capacity * STEP_SECONDS
-        run.waiting = max(0.0, run.waiting + requests - capacity)
-        rejected = max(0.0, run.waiting - MAX_WAITING)
-        run.waiting -= rejected
-        answered = min(requests, capacity)
-        load = min(0.95, requests / capacity)
-        delay = run.waiting / run.capacity
-        run.running = 4 * load * len(run.job.rows)
-        run.answered += answered
-        run.failed += rejected + answered * ERROR_SHARE
-        run.seconds += answered * (MEDIAN_SECONDS / (1 - load / 2) + delay)
-        _observe(run.durations, DURATION_BUCKETS, answered, median=MEDIAN_SECONDS / (1 - load / 2), delay=delay)
-        _observe(run.first_tokens, TTFT_BUCKETS, answered, median=FIRST_TOKEN_SECONDS / (1 - load / 2), delay=delay)
-
-
-def _observe(buckets: list[float], bounds: tuple[float, ...], number: float, *, median: float, delay: float) -> None:
-    """Add `number` observations with a log-normal distribution after a delay to cumulative buckets."""
-    for bucket, share in enumerate(_shares_below(bounds, round(median, 4), round(delay, 2))):
-        buckets[bucket] += number * share
-
-
-@lru_cache(maxsize=4096)
-def _shares_below(bounds: tuple[float, ...], median: float, delay: float) -> tuple[float, ...]:
-    return tuple(_share_below(bound - delay, median) for bound in bounds)
-
-
-def _share_below(bound: float, median: float) -> float:
-    if bound <= 0:
-        return 0.0
-    if math.isinf(bound):
-        return 1.0
-    return 0.5 * (1 + math.erf(math.log(bound / median) / (SPREAD * math.sqrt(2))))
 
 
 def _write_training(page: MetricsPage, runs: list[SimTraining], total: EffectTotals) -> None:
@@ -222,7 +187,7 @@ def _write_training(page: MetricsPage, runs: list[SimTraining], total: EffectTot
     page.begin("training_step_duration_seconds", "histogram", "Time of a step, without pauses")
     for run in runs:
         for bound, count in zip(STEP_BUCKETS, run.durations, strict=True):
-            page.add(f'{run.labels[0][:-1]},le="{_bound(bound)}"}}', int(count), suffix="_bucket")
+            page.add(f'{run.labels[0][:-1]},le="{bound}"}}', int(count), suffix="_bucket")
         page.add(run.labels[0], int(run.steps), suffix="_count")
 
 
@@ -264,41 +229,3 @@ JOB_METRICS: tuple[tuple[str, str, str, Callable[[SimTraining, TrainingEffect], 
     ("training_checkpoint_writes_total", "counter", "Checkpoints written", lambda run, _: run.checkpoints),
     ("training_checkpoint_failures_total", "counter", "Failed checkpoints", lambda run, _: run.failed_checkpoints),
 )  # fmt: skip
-
-
-def _write_serving(page: MetricsPage, runs: list[SimServing]) -> None:
-    by_name = [(run.job.name, run) for run in runs]
-    page.begin("inference_request_duration_seconds", "histogram", "End-to-end inference latency")
-    for name, run in by_name:
-        _add_buckets(page, name, DURATION_BUCKETS, run.durations)
-        page.add(_model_labels(name), round(run.seconds, 3), suffix="_sum")
-        page.add(_model_labels(name), int(run.durations[-1]), suffix="_count")
-    page.begin("vllm:time_to_first_token_seconds", "histogram", "Histogram of time to first token in seconds.")
-    for name, run in by_name:
-        _add_buckets(page, name, TTFT_BUCKETS, run.first_tokens)
-        page.add(_model_labels(name), int(run.first_tokens[-1]), suffix="_count")
-    page.begin("inference_requests_total", "counter", "Requests by status code")
-    for name, run in by_name:
-        page.add(_model_labels(name, "code", "200"), int(run.answered))
-        page.add(_model_labels(name, "code", "503"), int(run.failed))
-    page.begin("vllm:num_requests_waiting", "gauge", "Number of requests waiting to be processed.")
-    for name, run in by_name:
-        page.add(_model_labels(name), int(run.waiting))
-    page.begin("vllm:num_requests_running", "gauge", "Number of requests in model execution batches.")
-    for name, run in by_name:
-        page.add(_model_labels(name), int(run.running))
-
-
-def _add_buckets(page: MetricsPage, model: str, bounds: Sequence[float], counts: Sequence[float]) -> None:
-    for bound, count in zip(bounds, counts, strict=True):
-        page.add(_model_labels(model, "le", _bound(bound)), int(count), suffix="_bucket")
-
-
-@lru_cache(maxsize=1 << 15)
-def _model_labels(model: str, label: str = "", value: str = "") -> str:
-    return format_labels({"model_name": model, **({label: value} if label else {})})
-
-
-@cache
-def _bound(value: float) -> str:
-    return "+Inf" if math.isinf(value) else f"{value:g}"

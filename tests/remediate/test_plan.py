@@ -97,6 +97,20 @@ def test_an_incident_of_a_whole_cluster_touches_no_machine() -> None:
     assert {action.kind for action in draft.actions} == {"inspect"}
 
 
+def test_the_plan_for_a_hot_rack_caps_each_node_and_drains_none_before_a_person_looked() -> None:
+    rack, nodes = fleet.Place("main", domain="rack=r1"), [fleet.Place("main", node=f"n{at}") for at in (1, 2)]
+    draft = make_plan(incident("cooling_failure", rack), None, load(), nodes_of=lambda _: nodes)
+    steps = [(action.kind, action.place.node) for action in draft.actions]
+    assert steps == [
+        ("lower_power", "n1"),
+        ("lower_power", "n2"),
+        ("inspect", None),
+        *[(kind, node) for node in ("n1", "n2") for kind in ("cordon", "drain")],
+    ]
+    assert len({action.id for action in draft.actions}) == len(draft.actions)
+    assert draft.next_step.startswith("Lower the power limit of every node in ")
+
+
 def test_a_dry_run_describes_everything_and_performs_nothing() -> None:
     cluster = Cluster(NodeObservation(NODE, exists=True, is_schedulable=True, workloads=("ns/job-1",)))
     plan = planned("ecc_uncorrectable", cluster)

@@ -11,6 +11,7 @@ from watchkeeper.errors import SettingsError
 from watchkeeper.model.actions import ActionKind
 from watchkeeper.remediate.policy import HARDWARE_ACTIONS, add_checks, load, parse
 
+INSPECT = '[cause.cooling_failure]\nsteps = [{ action = "inspect", why = "x" }]\n'
 UNKNOWN = '[cause.unknown]\nsteps = [{ action = "inspect", why = "look" }]\n'
 
 
@@ -123,6 +124,14 @@ def test_a_file_of_ones_own_replaces_what_it_names_and_leaves_the_rest(tmp_path:
         (
             '[cause.gsp_timeout]\nsteps = [{ action = "drain", why = "x" }]',
             r"cause.gsp_timeout.steps\[0\]: drains a node that still accepts new workloads",
+        ),
+        (
+            INSPECT + 'domain_steps = [{ action = "drain", why = "x" }]',
+            r"cause.cooling_failure.domain_steps\[0\]: drains nodes that still accept new workloads",
+        ),
+        (
+            INSPECT + 'domain_steps = [{ action = "reboot", why = "x" }]',
+            r"domain_steps\[0\]: reboot is not for every node of a domain; use one of cordon, drain",
         ),
     ],
 )

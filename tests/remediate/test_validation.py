@@ -12,7 +12,15 @@ from watchkeeper.model import alerts, events, fleet, incidents
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.remediate.validation import CheckResult, CheckState, ConditionsClear, GpusPresent, NoNewXid, run_checks
+from watchkeeper.remediate.validation import (
+    CheckResult,
+    CheckState,
+    ConditionsClear,
+    DomainCool,
+    GpusPresent,
+    NoNewXid,
+    run_checks,
+)
 from watchkeeper.store.head.head import Head
 from watchkeeper.store.journal.journal import Journal
 
@@ -57,6 +65,33 @@ def test_an_xid_of_hardware_after_the_repair_fails_it_and_one_of_a_program_does_
         CheckState.FAILED,
         "Xid 48 at 12:01:00Z: Xid 48",
     )
+
+
+def test_a_rack_is_cool_when_each_gpu_was_below_its_limit_for_ten_minutes() -> None:
+    engine = EmbeddedEngine(Head(max_series=100))
+    rack, at_ms = fleet.Place("main", domain="rack=r1"), round(NOON.timestamp() * 1000)
+
+    def report(node: str, rack: str, celsius: float, minutes: int) -> None:
+        gpu = {"cluster": "main", "Hostname": node, "UUID": f"GPU-{node}"}
+        info = {"__name__": "watchkeeper_node_info", "cluster": "main", "Hostname": node, "rack": rack}
+        limit = Labels({"__name__": "DCGM_FI_DEV_GPU_MAX_OP_TEMP", **gpu})
+        reading = Labels({"__name__": "DCGM_FI_DEV_GPU_TEMP", **gpu})
+        values = ((Labels(info), 1.0), (limit, 87.0), (reading, celsius))
+        engine.appender.append([Sample(series, at_ms + minutes * 60_000, value) for series, value in values])
+
+    def judged(minutes: int) -> CheckResult:
+        return DomainCool(engine).check(rack, NOON, NOON + minutes * MINUTE)
+
+    assert state_and_text(judged(0)) == (CheckState.UNKNOWN, "no GPU of r1 reports its temperature")
+    report("n1", "r1", 85.0, 0)
+    report("n2", "r2", 95.0, 10)
+    report("n1", "r1", 60.0, 9)
+    hot = "the hottest GPU of r1 was at 85 °C within 10 minutes, the limit is 77 °C"
+    assert state_and_text(judged(9)) == (CheckState.UNKNOWN, hot)
+    report("n1", "r1", 60.0, 11)
+    assert judged(11).state is CheckState.PASSED
+    # A rack that stops reporting is not cool.
+    assert judged(40).state is CheckState.UNKNOWN
 
 
 def test_gpus_count_when_they_reported_after_the_repair() -> None:

@@ -55,10 +55,13 @@ class World:
     # What is said of workloads that are not in `used`.
     idle: validation.CheckState = validation.CheckState.PASSED
     used: set[str] = field(default_factory=set)
+    cluster_kind: type[TestCluster] = TestCluster
+    # Checks beside those of each validation.
+    checks: Sequence[validation.Validator] = ()
 
     def __post_init__(self) -> None:
         self.nodes: Sequence[fleet.Node] = nodes(self.count)
-        self.cluster = TestCluster({node.name: Machine() for node in self.nodes})
+        self.cluster = self.cluster_kind({node.name: Machine() for node in self.nodes})
         self.reported: list[events.Event] = []
         self.journal = Journal(self.folder / "journal.sqlite")
         self.open()
@@ -68,7 +71,10 @@ class World:
             self.journal,
             self.cluster,
             self.limits,
-            {name: Healthy(self.cluster, name) for name in validation.CHECKS},
+            {
+                **{name: Healthy(self.cluster, name) for name in validation.CHECKS},
+                **{check.name: check for check in self.checks},
+            },
             list_nodes=lambda: self.nodes,
             report_event=self.reported.append,
             current_mode=lambda _: self.mode_decision,

@@ -73,3 +73,23 @@ def test_a_reset_needs_a_gpu_that_is_reachable_and_unused(fleet: Simulation) -> 
     assert fleet.cluster.reset_gpu(fault.node, peer, US).result == "done"
     assert fleet.cluster.reset_gpu(fault.node, peer, US).result == "already_so"
     assert list(fleet.faults.active) == [fault.id]
+
+
+def test_a_lower_power_limit_is_on_the_page_cools_the_node_and_ends_with_a_reboot(fleet: Simulation) -> None:
+    node = next(node for node in fleet.layout.nodes if fleet.machines.jobs.jobs_on_node(node))
+
+    def hottest(name: str) -> float:
+        return max(pages.by_gpu(fleet.node_page(node.name), name).values())
+
+    fleet.advance(300)
+    watts, limit = hottest("DCGM_FI_DEV_POWER_USAGE"), hottest("DCGM_FI_DEV_ENFORCED_POWER_LIMIT")
+    with pytest.raises(ActionRefused, match=r"20 % of the power limit, the boards allow 30 to 100 %"):
+        fleet.cluster.lower_power(node, None, 20)
+    assert fleet.cluster.lower_power(node, None, 40).result == "done"
+    assert fleet.cluster.lower_power(node, None, 40).result == "already_so"
+    fleet.advance(60)
+    assert hottest("DCGM_FI_DEV_ENFORCED_POWER_LIMIT") == pytest.approx(0.4 * limit)
+    assert hottest("DCGM_FI_DEV_POWER_USAGE") < min(watts, 0.45 * limit)
+    fleet.cluster.reboot(node, US, now=fleet.second)
+    fleet.advance(91)
+    assert hottest("DCGM_FI_DEV_ENFORCED_POWER_LIMIT") == limit

@@ -8,6 +8,7 @@ import pytest
 
 from watchkeeper.catalogue import causes
 from watchkeeper.errors import PackError
+from watchkeeper.model.fleet import Place
 from watchkeeper.remediate import policy
 from watchkeeper.sim import scenario
 from watchkeeper.sim.fleet import UnknownName
@@ -36,7 +37,9 @@ def test_the_truth_of_a_shipped_scenario_is_in_the_catalogue_and_the_policy(ship
     row = causes.lookup(shipped.truth.cause)
     assert row.cause == shipped.truth.cause
     assert shipped.truth.severity.rank >= row.severity.rank
-    assert shipped.truth.action in {step.action for step in policy.load().steps(shipped.truth.cause)}
+    is_rack = shipped.truth.place is scenario.FaultTarget.RACK
+    place = Place("main", domain="rack=r1") if is_rack else Place("main", node="n1")
+    assert shipped.truth.action in {step.action for step in policy.load().steps(shipped.truth.cause, place=place)}
     assert len(shipped.story) > 100
 
 

@@ -16,7 +16,7 @@ from watchkeeper.catalogue import pack
 from watchkeeper.kit import durations
 from watchkeeper.model import alerts, diagnosis, events
 
-FILE, EFFECTS_FILE = "causes.csv", "effects.csv"
+FILE, EFFECTS_FILE, DOMAIN_FILE = "causes.csv", "effects.csv", "domain_advice.csv"
 # An effect can begin while the fault lasts.
 ALWAYS = timedelta.max
 SCOPES = frozenset({"gpu", "node", "rack", "workload", "fleet"})
@@ -61,8 +61,10 @@ class CauseRow:
         """The title for a place, for example `gpu 3 of n7` on `node`."""
         return self.title.format(place=place, node=node or place)
 
-    def advice(self, place: str, node: str | None = None) -> str:
-        return self.next_step.format(place=place, node=node or place)
+    def advice(self, place: str, node: str | None = None, *, is_domain: bool = False) -> str:
+        """The next step; `is_domain`: the place is a rack or another failure domain, where it may be another one."""
+        next_step = _domain_next_steps().get(self.cause, self.next_step) if is_domain else self.next_step
+        return next_step.format(place=place, node=node or place)
 
 
 def _shipped_cause(text: str) -> str:
@@ -150,6 +152,11 @@ def _by_event_kind() -> Mapping[events.EventKind, str]:
         return events.EventKind(cells["kind"]), pack.choice(cells["cause"], frozenset(_by_id()))
 
     return dict(pack.load("event_causes.csv", read))
+
+
+@cache
+def _domain_next_steps() -> Mapping[str, str]:
+    return dict(pack.load(DOMAIN_FILE, lambda cells: (_shipped_cause(cells["cause"]), _template(cells["next_step"]))))
 
 
 @cache

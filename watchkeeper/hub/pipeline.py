@@ -300,7 +300,10 @@ class Pipeline:
         node = None if place.node is None else parts.fleet.node(place.node, place.cluster)
         pool = "" if node is None else node.pool
         mode, names = parts.trust_rules.decide_mode(cause, pool).mode, parts.fleet.place_name
-        return plan.make_plan(incident, finding, parts.policy, mode=mode, pool=pool, format_place=names)
+        nodes_of = parts.fleet.nodes_in_domain
+        return plan.make_plan(
+            incident, finding, parts.policy, mode=mode, pool=pool, format_place=names, nodes_of=nodes_of
+        )
 
     def correct(self, id: str, actor: str, *, cause: str, why: str, now: datetime) -> corrections.Correction:
         """Store a cause that a person corrected or confirmed; similar incidents get it as their first finding."""

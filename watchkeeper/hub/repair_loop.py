@@ -230,7 +230,8 @@ class RepairLoop:
 
     def _submit_urgent(self, incident: Incident) -> Repair | None:
         pool = self._pool_of(incident.place)
-        draft = plan.make_plan(incident, None, self._parts.policy, pool=pool)
+        nodes_of = self._parts.fleet.nodes_in_domain
+        draft = plan.make_plan(incident, None, self._parts.policy, pool=pool, nodes_of=nodes_of)
         proposal = self._propose(incident, draft.cause, draft.actions)
         repair = None if proposal is None else self.repairs.submit(proposal, self._clock.now())
         if repair is not None and repair.is_running:

@@ -47,6 +47,9 @@ class OrderKind:
     arguments: frozenset[str] = frozenset()
 
 
+# Instead of a UUID in the argument `gpu`.
+ALL_GPUS = "all"
+
 # One row here, and one function in `agent.orders.order_work` with the same name.
 KINDS: Mapping[str, OrderKind] = {
     "profiling_pause": OrderKind(is_harmless=True, seconds=10.0, arguments=frozenset({"seconds", "by"})),

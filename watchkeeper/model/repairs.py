@@ -13,7 +13,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NewType
 
-from watchkeeper.model.actions import Action, ActionId, ActionKind, Receipt
+from watchkeeper.model.actions import Action, ActionId, ActionKind, Receipt, Result
 from watchkeeper.model.fleet import Place
 from watchkeeper.model.incidents import IncidentId
 from watchkeeper.model.trust import Mode
@@ -67,6 +67,8 @@ STATE_OF_KIND = {
 OUT_OF_SERVICE_KINDS = frozenset({ActionKind.CORDON, ActionKind.DRAIN, ActionKind.REBOOT})
 # Steps for holders of an idle GPU; each names the pods and jobs.
 RECLAIM_KINDS = frozenset({ActionKind.WARN_OWNER, ActionKind.RECLAIM})
+# Steps that a repair of a rack makes on each of its nodes; all of them are undone when the repair ends.
+DOMAIN_KINDS = frozenset({ActionKind.LOWER_POWER, ActionKind.CORDON, ActionKind.DRAIN})
 # Manual steps.
 MANUAL_KINDS = frozenset({ActionKind.INSPECT, ActionKind.HAND_OVER})
 # Steps that another system takes: [notify] decides who is notified.
@@ -138,7 +140,8 @@ class Repair:
 
     @property
     def takes_node_out(self) -> bool:
-        return any(action.kind in OUT_OF_SERVICE_KINDS for action in self.actions)
+        """Whether it needs a place in the budgets before it starts; a rack asks for each node later."""
+        return not self.is_of_domain and any(action.kind in OUT_OF_SERVICE_KINDS for action in self.actions)
 
     @property
     def is_reclaim(self) -> bool:
@@ -151,8 +154,39 @@ class Repair:
         return self.has_cordon or (self.is_running and self.takes_node_out)
 
     @property
+    def nodes_out(self) -> frozenset[Place]:
+        """The nodes that are, or will be, out of service because of it."""
+        if not self.is_of_domain:
+            return frozenset({self.node}) if self.is_out_of_service else frozenset()
+        if not self.is_alive:
+            return frozenset()
+        begun = (action for action in self.actions if action.kind is ActionKind.CORDON and self.may_have_run(action))
+        return frozenset(action.place for action in begun if f"undo-{action.id}" not in self.undone)
+
+    def may_have_run(self, action: Action) -> bool:
+        """Whether a step has taken effect, or may have: it was begun, and was not refused."""
+        if self.is_begun and action == self.action:
+            return True
+        receipts = (receipt for receipt in self.receipts if receipt.action.id == action.id)
+        return any(receipt.result in (Result.DONE, Result.FAILED) for receipt in receipts)
+
+    def covers(self, place: Place) -> bool:
+        """Whether the repair is of this node, or of a rack with a step on it."""
+        return self.node == place or (self.is_of_domain and any(action.place == place for action in self.actions))
+
+    @property
     def gpu(self) -> str | None:
         return next((action.place.gpu for action in self.actions if action.place.gpu), None)
+
+    @property
+    def is_of_domain(self) -> bool:
+        """Whether it changes every node of a rack or another failure domain; then `node` is the domain."""
+        return self.node.domain is not None
+
+    @property
+    def node_name(self) -> str:
+        """`n1`, or `rack r01`."""
+        return self.node.node or (self.node.domain or "").replace("=", " ", 1)
 
     @property
     def is_alive(self) -> bool:

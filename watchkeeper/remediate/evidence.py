@@ -215,7 +215,8 @@ class NodeHandOver:
         self._checked: set[str] = set()
 
     def hand_over_failed(self, repairs: Iterable[Repair], now: datetime) -> list[str]:
-        holding = [repair for repair in repairs if repair.keeps_cordon]
+        # A vendor takes a node back, not a rack.
+        holding = [repair for repair in repairs if repair.keeps_cordon and not repair.is_of_domain]
         self._checked &= {repair.id for repair in holding}
         handed_over = []
         for repair in holding:

@@ -110,7 +110,7 @@ class PolicyReplay:
         policy, place = self._policy, incident.place
         pool = self._pools.get(place.whole_node, "")
         mode_decision = self._trust_rules.decide_mode(incident.cause, pool)
-        draft = make_plan(incident, None, policy, pool=pool)
+        draft = make_plan(incident, None, policy, pool=pool, nodes_of=self._nodes_in)
         cause, steps = draft.cause, draft.actions
         proposal = propose_repair(incident, cause, steps, policy=policy, pool=pool, mode_decision=mode_decision)
         refusal = None if proposal is None else self._first_refusal(proposal, incident)
@@ -126,6 +126,9 @@ class PolicyReplay:
             refusal="" if refusal is None else f"{refusal.guard}: {refusal.text}",
             would_begin=proposal is not None and refusal is None and proposal.mode is trust.Mode.ACT,
         )
+
+    def _nodes_in(self, domain: fleet.Place) -> list[fleet.Place]:
+        return [node.place for node in self._nodes if domain in node.failure_domains()]
 
     def _first_refusal(self, proposal: RepairProposal, incident: incidents.Incident) -> guards.GuardRefusal | None:
         now, limits = incident.opened_at, self._limits

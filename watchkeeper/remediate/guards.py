@@ -58,6 +58,12 @@ class RepairRequest:
     takes_node_out: bool = True
     # It reclaims an idle GPU; no hardware has failed, so attempts do not count.
     is_reclaim: bool = False
+    # The failed rack that the node is drained for: its nodes fail together anyway.
+    domain: fleet.Place | None = None
+
+    @property
+    def name(self) -> str:
+        return self.node.node or (self.node.domain or "").replace("=", " ", 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,8 @@ class FleetAvailability:
     # By kind of failure domain: nodes that are out of service and whose domain is unknown.
     out_without_domain: Mapping[str, tuple[fleet.Place, ...]] = field(default_factory=dict)
     healthy_gpus: Mapping[str, int] = field(default_factory=dict)
+    # Running repairs of whole racks, and the nodes that each has taken out of service.
+    domain_repairs: Mapping[fleet.Place, repairs.Repair] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +151,7 @@ def count_availability(
     switch: repairs.RepairSwitch | None = None,
     faulty_gpus: Mapping[fleet.Place, int] | None = None,
     unreadable: Sequence[str] = (),
+    domain_repairs: Mapping[fleet.Place, repairs.Repair] | None = None,
 ) -> FleetAvailability:
     counts = nodes if isinstance(nodes, InventoryCounts) else count_inventory(nodes)
     inventory, faulty = counts.nodes, faulty_gpus or {}
@@ -171,6 +180,7 @@ def count_availability(
             for kind in counts.domain_kinds
         },
         healthy_gpus=healthy,
+        domain_repairs=domain_repairs or {},
     )
 
 
@@ -200,7 +210,7 @@ def guard_circuit_breaker(inputs: GuardInputs) -> str | None:
 
 
 def guard_inventory(inputs: GuardInputs) -> str | None:
-    if inputs.node is not None:
+    if inputs.node is not None or inputs.place.domain is not None:
         return None
     nodes = len(inputs.availability.nodes)
     return f"{inputs.place.node} is not in the inventory of {nodes:,} nodes, so no budget covers it"
@@ -225,8 +235,23 @@ def guard_attempts(inputs: GuardInputs) -> str | None:
     )
     if attempts < limits.attempts:
         return None
-    summary = f"{attempts} repairs of {request.node.node} within {_format_span(limits.attempts_window)}"
-    return f"{summary}, the limit is {limits.attempts}: hand it over to the vendor"
+    summary = f"{attempts} repairs of {request.name} within {_format_span(limits.attempts_window)}"
+    remedy = "hand it over to the vendor" if request.node.node else "repair its power or cooling first"
+    return f"{summary}, the limit is {limits.attempts}: {remedy}"
+
+
+def guard_domain_repairs(inputs: GuardInputs) -> str | None:
+    """One rack at a time; and a node that is drained for its rack is repaired afterwards."""
+    running = inputs.availability.domain_repairs
+    if inputs.place.domain is not None:
+        other = next((repair for place, repair in running.items() if place != inputs.place), None)
+        if other is None:
+            return None
+        return f"{other.id} of {other.node_name} is running: {len(running)} repair of a rack, the limit is 1"
+    if inputs.request.domain is not None:
+        return None
+    holding = next((repair for repair in running.values() if inputs.place in repair.nodes_out), None)
+    return None if holding is None else f"{inputs.request.name} is drained by {holding.id} for {holding.node_name}"
 
 
 def guard_schedulers(inputs: GuardInputs) -> str | None:
@@ -240,12 +265,18 @@ def guard_domain(inputs: GuardInputs) -> str | None:
     for kind in inputs.limits.domains if node is not None else ():
         name = node.domains.get(kind) if node is not None else None
         out = inputs.availability.out_by_domain.get((kind, name or ""), ())
-        others = [place for place in out if place != inputs.place]
+        others = [place for place in out if place != inputs.place and not _fails_together(inputs, place)]
         if name and others:
             return f"{others[0].node} in {kind} {name} is out of service: {len(others)} in that {kind}, the limit is 1"
         if (text := _unknown_domain_refusal(inputs, kind, is_known=name is not None)) is not None:
             return text
     return None
+
+
+def _fails_together(inputs: GuardInputs, other: fleet.Place) -> bool:
+    """Whether both nodes are in the rack that is drained: then `other` is no second failure of their leaf, either."""
+    domain = inputs.request.domain
+    return domain is not None and domain in inputs.availability.nodes[other].failure_domains()
 
 
 def _unknown_domain_refusal(inputs: GuardInputs, kind: str, *, is_known: bool) -> str | None:
@@ -348,6 +379,7 @@ GUARDS: Mapping[str, Guard] = {
     "inventory": guard_inventory,
     "cluster": guard_cluster,
     "attempts": guard_attempts,
+    "rack": guard_domain_repairs,
     "schedulers": guard_schedulers,
     "domain": guard_domain,
     "pool share": guard_pool_share,

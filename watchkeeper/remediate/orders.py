@@ -59,6 +59,7 @@ class OrderQueue:
         self._by_node: dict[Address, set[str]] = {}
         # When each order was last requested; empty after a restart, until it is requested again.
         self._requested_at: dict[str, datetime] = {}
+        self._polled_at: dict[Address, datetime] = {}
         self._listeners: list[Callable[[Address | None], None]] = []
         for tracked in journal.open_orders(now):
             self._track(tracked)
@@ -94,6 +95,9 @@ class OrderQueue:
     def pending_orders(self, cluster: str, node: str, *, now: datetime) -> list[orders.Envelope]:
         """Return the orders that the node has not answered yet, oldest first, signed for it."""
         with self._lock:
+            if len(self._polled_at) >= MAX_PENDING:
+                self._polled_at.clear()
+            self._polled_at[cluster, node] = now
             if (cluster, node) not in self._by_node:
                 return []
             self._forget_expired(now)
@@ -105,6 +109,11 @@ class OrderQueue:
             key = orders.node_key(self._hub_key, cluster, node)
             pending.sort(key=lambda tracked: (tracked.order.issued_at, tracked.order.id))
             return [orders.seal(tracked.order, key) for tracked in pending]
+
+    def polled_at(self, cluster: str, node: str) -> datetime | None:
+        """Return when the agent of a node last asked for orders; None: not since the hub started."""
+        with self._lock:
+            return self._polled_at.get((cluster, node))
 
     def accept_receipt(self, id: str, envelope: orders.Envelope, *, now: datetime) -> orders.TrackedOrder | None:
         """Store the receipt of an order; None if the order does not exist. WireError or ActionRefused if it is invalid.

@@ -6,17 +6,19 @@ share a reboot name each other's incidents, because one reboot is enough.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import product
 
 from watchkeeper.catalogue import causes
 from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.kit import wire
 from watchkeeper.model import actions, diagnosis, fleet, incidents
 from watchkeeper.model.actions import Action, ActionId, ActionKind, Plan, Receipt, Result
-from watchkeeper.model.repairs import MANUAL_KINDS, NOTIFY_KINDS, RECLAIM_KINDS
+from watchkeeper.model.repairs import DOMAIN_KINDS, MANUAL_KINDS, NOTIFY_KINDS, OUT_OF_SERVICE_KINDS, RECLAIM_KINDS
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate.driver import Driver, NodeObservation
 from watchkeeper.remediate.policy import PolicyStep, RepairPolicy
@@ -61,18 +63,23 @@ def make_plan(
     mode: Mode = Mode.OBSERVE,
     pool: str = "",
     format_place: Callable[[fleet.Place], str] = str,
+    nodes_of: Callable[[fleet.Place], Iterable[fleet.Place]] = lambda _: (),
 ) -> PlanDraft:
     """Return the policy's steps for the finding, or for the incident if there is no finding.
+
+    `nodes_of` lists the nodes of a failure domain, because a plan for a rack has a step for each of its nodes.
 
     The same incident and finding give the same action ids, so that performing a plan again is harmless.
     """
     cause = finding.cause if finding is not None else incident.cause
     place = finding.place if finding is not None else incident.place
     row = causes.lookup(cause)
-    advice = incident.advice or row.advice(format_place(place), format_place(place.whole_node))
+    is_domain = place.domain is not None
+    advice = incident.advice or row.advice(format_place(place), format_place(place.whole_node), is_domain=is_domain)
     if finding is not None and finding.actions:
         advice = finding.actions[0].do
-    planned = tuple(_build_actions(incident, place, policy.steps(cause, pool)))
+    nodes = sorted(nodes_of(place), key=str) if is_domain else []
+    planned = tuple(_build_actions(incident, place, policy.steps(cause, pool, place), nodes=nodes))
     return PlanDraft(incident.id, row.cause, advice, mode, planned)
 
 
@@ -82,8 +89,13 @@ def dry_run(draft: PlanDraft, driver: Driver, *, now: datetime) -> Plan:
     return Plan(draft.incident, draft.cause, draft.mode, made_at=now, next_step=draft.next_step, receipts=receipts)
 
 
-def _build_actions(incident: incidents.Incident, place: fleet.Place, steps: tuple[PolicyStep, ...]) -> Iterator[Action]:
+def _build_actions(
+    incident: incidents.Incident, place: fleet.Place, steps: tuple[PolicyStep, ...], *, nodes: Sequence[fleet.Place]
+) -> Iterator[Action]:
     """Turn steps into actions; a step whose node or GPU is unknown becomes one manual inspection."""
+    if nodes:
+        yield from _build_domain_actions(incident, place, steps, nodes=nodes)
+        return
     missing_facts: set[str] = set()
     for at, step in enumerate(steps, start=1):
         kind, why, action_place = step.action, step.why, _find_place(step, place)
@@ -96,6 +108,28 @@ def _build_actions(incident: incidents.Incident, place: fleet.Place, steps: tupl
             kind, action_place = ActionKind.INSPECT, place
         arguments = _build_arguments(step, incident, action_place) if kind is step.action else {}
         yield Action(ActionId(f"{at}-{kind}"), kind, action_place, incident.id, why, arguments)
+
+
+def _build_domain_actions(
+    incident: incidents.Incident, place: fleet.Place, steps: tuple[PolicyStep, ...], *, nodes: Sequence[fleet.Place]
+) -> Iterator[Action]:
+    """Make each step on every node; a cordon and its drain on one node before the next."""
+    rows = list(enumerate(steps, start=1))
+    for is_per_node, group in itertools.groupby(rows, key=lambda row: row[1].action in OUT_OF_SERVICE_KINDS):
+        run = list(group)
+        order = product(enumerate(nodes, start=1), run) if is_per_node else _step_major(run, nodes)
+        for (number, node), (at, step) in order:
+            if step.action in DOMAIN_KINDS:
+                id = ActionId(f"{at}-{step.action}-{number}")
+                yield Action(id, step.action, node, incident.id, step.why, _build_arguments(step, incident, node))
+            elif number == 1:
+                yield Action(ActionId(f"{at}-{step.action}"), step.action, place, incident.id, step.why)
+
+
+def _step_major(
+    run: Sequence[tuple[int, PolicyStep]], nodes: Sequence[fleet.Place]
+) -> Iterator[tuple[tuple[int, fleet.Place], tuple[int, PolicyStep]]]:
+    return ((numbered, row) for row, numbered in product(run, enumerate(nodes, start=1)))
 
 
 def _build_arguments(step: PolicyStep, incident: incidents.Incident, place: fleet.Place) -> Mapping[str, str]:

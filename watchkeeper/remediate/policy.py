@@ -15,8 +15,8 @@ from pathlib import Path
 from watchkeeper.catalogue import causes
 from watchkeeper.errors import SettingsError, WireError
 from watchkeeper.kit import durations, wire
-from watchkeeper.model import actions, diagnosis
-from watchkeeper.model.repairs import RECLAIM_KINDS
+from watchkeeper.model import actions, diagnosis, fleet
+from watchkeeper.model.repairs import DOMAIN_KINDS, MANUAL_KINDS, RECLAIM_KINDS
 from watchkeeper.remediate.drivers.cluster_driver import RECLAIM_METHODS
 from watchkeeper.remediate.validation import AFTER_HARDWARE, CHECKS, NODE_CHECKS
 
@@ -62,10 +62,15 @@ class PolicyStep:
 
 @dataclass(frozen=True, slots=True)
 class CausePolicy:
-    """The steps for a cause; `hardware` overrides the catalogue on whether the hardware is at fault."""
+    """The steps for a cause; `hardware` overrides the catalogue on whether the hardware is at fault.
+
+    `domain_steps` replace `steps` if a whole rack or another failure domain has the cause. They change every node of
+    it, so each action is manual or one of `repairs.DOMAIN_KINDS`.
+    """
 
     steps: tuple[PolicyStep, ...]
     hardware: bool | None = None
+    domain_steps: tuple[PolicyStep, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +92,9 @@ class RepairPolicy:
         key = cause if cause in self.cause else diagnosis.UNKNOWN_CAUSE
         return f"cause.{key}", self.cause[key]
 
-    def steps(self, cause: str, pool: str = "") -> tuple[PolicyStep, ...]:
-        return self.entry(cause, pool)[1].steps
+    def steps(self, cause: str, pool: str = "", place: fleet.Place | None = None) -> tuple[PolicyStep, ...]:
+        entry = self.entry(cause, pool)[1]
+        return (entry.domain_steps or entry.steps) if place is not None and place.domain else entry.steps
 
     def is_hardware(self, cause: str, pool: str = "") -> bool:
         """Whether a node must pass the hardware tests before it is uncordoned."""
@@ -227,11 +233,23 @@ def _find_entry_problems(key: str, cause: str, entry: CausePolicy) -> Iterator[s
         yield f"{key}.steps: has an uncordon without a validate; add a validate before it"
     if actions.ActionKind.RECLAIM in kinds:
         yield from _find_reclaim_problems(f"{key}.steps", kinds, catalogue[cause].family)
+    yield from _find_domain_problems(f"{key}.domain_steps", entry.domain_steps)
     for at, step in enumerate(entry.steps):
         yield from _find_step_problems(f"{key}.steps[{at}]", step)
         is_node_drain = step.action is actions.ActionKind.DRAIN and step.arguments.get("scope") != "gpu"
         if is_node_drain and actions.ActionKind.CORDON not in kinds[:at]:
             yield f"{key}.steps[{at}]: drains a node that still accepts new workloads; add a cordon before it"
+
+
+def _find_domain_problems(key: str, steps: Sequence[PolicyStep]) -> Iterator[str]:
+    for at, step in enumerate(steps):
+        yield from _find_step_problems(f"{key}[{at}]", step)
+        if step.action not in DOMAIN_KINDS | MANUAL_KINDS:
+            allowed = ", ".join(sorted(DOMAIN_KINDS | MANUAL_KINDS))
+            yield f"{key}[{at}]: {step.action} is not for every node of a domain; use one of {allowed}"
+        is_uncordoned = at == 0 or steps[at - 1].action is not actions.ActionKind.CORDON
+        if step.action is actions.ActionKind.DRAIN and is_uncordoned:
+            yield f"{key}[{at}]: drains nodes that still accept new workloads; add a cordon directly before it"
 
 
 def _find_reclaim_problems(key: str, kinds: Sequence[actions.ActionKind], family: str) -> Iterator[str]:

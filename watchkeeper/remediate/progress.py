@@ -107,7 +107,7 @@ def next_step(repair: Repair, why: str, now: datetime) -> Repair:
     return replace(_change_state(repair, state, why, now), step=index)
 
 
-def begin_action(repair: Repair, action: Action) -> Repair:
+def begin_action(repair: Repair, action: Action, now: datetime) -> Repair:
     """Mark the action as begun; stored before the call, because from then on it may have taken effect."""
     if repair.state is RepairState.RESTORING:
         return replace(repair, is_begun=True)
@@ -115,13 +115,20 @@ def begin_action(repair: Repair, action: Action) -> Repair:
     may_cordon = action.kind is ActionKind.CORDON or (action.kind is ActionKind.DRAIN and action.place.gpu is None)
     has_cordon = repair.has_cordon or may_cordon
     has_acted = repair.has_acted or repair.state is RepairState.ACTING
+    if repair.is_of_domain and not repair.is_begun:
+        # The time that a budget took to allow the step is not the step's.
+        repair = replace(repair, since=now)
     return replace(repair, is_begun=True, has_cordon=has_cordon, has_acted=has_acted)
 
 
 def record_outcome(repair: Repair, action: Action, outcome: ActionOutcome, *, now: datetime) -> Repair:
     if not outcome.is_complete:
         waits_for = tuple(text[:MAX_TEXT_LENGTH] for text in outcome.waits_for[:20] or (outcome.text,))
-        return replace(repair, tries=0, retry_at=now + _poll_interval(repair, now), waits_for=waits_for)
+        waiting = replace(repair, tries=0, retry_at=now + _poll_interval(repair, now), waits_for=waits_for)
+        if repair.is_of_domain and repair.state is RepairState.RESTORING:
+            # The other nodes of a rack are next: this one may not answer.
+            return _add_receipt(waiting, action, Result.FAILED, text=outcome.text, now=now)
+        return waiting
     succeeded = replace(repair, tries=0, retry_at=None, waits_for=())
     recorded = _add_receipt(succeeded, action, Result.DONE, text=outcome.text, now=now)
     if repair.state is RepairState.RESTORING:
@@ -153,6 +160,8 @@ def record_refusal(repair: Repair, action: Action, problem: str, *, now: datetim
         for receipt in repair.receipts
     )
     recorded = _add_receipt(repair, action, Result.REFUSED, text=problem, now=now)
+    if repair.is_of_domain:
+        return skip_action(recorded, action, problem, now)
     has_cordon = repair.has_cordon and action.kind is not ActionKind.CORDON
     if repair.state is RepairState.RESTORING and action.kind is ActionKind.UNCORDON:
         has_cordon = False
@@ -160,6 +169,21 @@ def record_refusal(repair: Repair, action: Action, problem: str, *, now: datetim
     if not was_changed and not has_cordon:
         transition = end(RepairState.ROLLED_BACK, transition.why, keeps_cordon=False)
     return end_repair(replace(recorded, has_cordon=has_cordon), transition, now)
+
+
+def skip_action(repair: Repair, action: Action, why: str, now: datetime) -> Repair:
+    """Continue with the next node of a rack: one node must not keep the others hot, or cordoned."""
+    text = f"{action.place.node} is skipped: {why}"[:MAX_TEXT_LENGTH]
+    if repair.state is RepairState.RESTORING:
+        return replace(repair, undone=(*repair.undone, action.id), is_begun=False, tries=0, retry_at=None, waits_for=())
+    return next_step(repair, text, now)
+
+
+def record_skip(repair: Repair, why: str, now: datetime) -> Repair:
+    """Record that the current step was skipped; if it was begun, it may have taken effect."""
+    assert repair.action is not None
+    result = Result.FAILED if repair.is_begun else Result.REFUSED
+    return _add_receipt(repair, repair.action, result, text=why, now=now)
 
 
 def resume(repair: Repair, now: datetime) -> Repair:

@@ -6,6 +6,7 @@ repair. A plan with only manual steps, or without a node, proposes nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,8 @@ from watchkeeper.remediate.trust_rules import ModeDecision
 from watchkeeper.store.journal import chain
 
 DIGEST_LENGTH = 16
+# In the id of a step that is made on each node of a domain.
+NODE_NUMBER = re.compile(r"-\d+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,8 @@ class RepairProposal:
 
     @property
     def takes_node_out(self) -> bool:
-        return any(action.kind in repairs.OUT_OF_SERVICE_KINDS for action in self.actions)
+        is_domain = self.node.domain is not None
+        return not is_domain and any(action.kind in repairs.OUT_OF_SERVICE_KINDS for action in self.actions)
 
     @property
     def is_reclaim(self) -> bool:
@@ -94,12 +98,17 @@ def propose_repair(
 ) -> RepairProposal | None:
     automatic = [step for step in steps if is_automatic(step)]
     nodes = {(step.place.cluster, step.place.node) for step in automatic}
-    if mode_decision.mode is trust.Mode.OBSERVE or len(nodes) != 1 or None in {node for _, node in nodes}:
+    is_domain = incident.place.domain is not None and {step.kind for step in automatic} <= repairs.DOMAIN_KINDS
+    if not nodes or None in {node for _, node in nodes} or (len(nodes) > 1 and not is_domain):
+        return None
+    if mode_decision.mode is trust.Mode.OBSERVE:
         return None
     cluster, node = next(iter(nodes))
-    policy_steps = {f"{at}-{rule.action}": rule for at, rule in enumerate(policy.steps(cause, pool), start=1)}
-    limits = {str(step.id): policy.limit_seconds(policy_steps[step.id]) for step in steps if step.id in policy_steps}
-    place = fleet.Place(cluster, node=node)
+    place = incident.place if is_domain else fleet.Place(cluster, node=node)
+    rules = enumerate(policy.steps(cause, pool, place), start=1)
+    policy_steps = {f"{at}-{rule.action}": rule for at, rule in rules}
+    rule_ids = {str(step.id): NODE_NUMBER.sub("", step.id) for step in steps}
+    limits = {id: policy.limit_seconds(policy_steps[rule]) for id, rule in rule_ids.items() if rule in policy_steps}
     if mode_decision.mode is trust.Mode.ACT and steps[0].kind in repairs.MANUAL_KINDS:
         mode_decision = ModeDecision(trust.Mode.ASK, f"{mode_decision.why}, but the plan starts with a manual step")
     # Active faults with the plan's cause, or hardware faults as severe, that no repair caused.

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import actions, events, fleet, incidents, trust
 from watchkeeper.model.repairs import Repair, RepairId, RepairSwitch
@@ -44,11 +45,14 @@ class StrayCordons:
         self._ended = {
             repair.node: (repair.id, repair.ended_at)
             for repair in past
-            if repair.ended_at and now - repair.ended_at < REMEMBERED_FOR
+            if repair.ended_at and now - repair.ended_at < REMEMBERED_FOR and not repair.is_of_domain
         }
         self._checked_at: datetime | None = None
 
     def remember(self, ended: Repair, now: datetime) -> None:
+        # The repair of a rack ends only after it has undone each of its cordons.
+        if ended.is_of_domain:
+            return
         self._ended[ended.node] = (ended.id, ended.ended_at or now)
 
     def check_nodes(
@@ -122,6 +126,8 @@ class RepairRegistry:
         self._ids_by_node: dict[fleet.Place, set[RepairId]] = {}
         for repair in self._active.values():
             self._ids_by_node.setdefault(repair.node, set()).add(repair.id)
+        # Racks and other domains that have, or had, a repair.
+        self._domains = {repair.node for repair in self._active.values() if repair.is_of_domain}
         self._acting_incidents: dict[fleet.Place, frozenset[incidents.IncidentId]] = {}
         for node in self._ids_by_node:
             self._update_acting_incidents(node)
@@ -166,7 +172,7 @@ class RepairRegistry:
             if self._availability is None or not timedelta() <= now - self._availability[0] < AVAILABILITY_MAX_AGE:
                 out_of_service = {
                     **self._dependencies.out_of_service(),
-                    **{repair.node: repair.id for repair in self._active.values() if repair.is_out_of_service},
+                    **{node: repair.id for repair in self._active.values() for node in repair.nodes_out},
                 }
                 limits = self._dependencies.limits
                 since = now - max(limits.starts_window, limits.attempts_window)
@@ -177,6 +183,11 @@ class RepairRegistry:
                     switch=self.switch,
                     faulty_gpus=self._dependencies.count_faulty_gpus(),
                     unreadable=self._dependencies.unreadable_schedulers(),
+                    domain_repairs={
+                        repair.node: repair
+                        for repair in self._domain_repairs()
+                        if repair.is_running or repair.keeps_cordon
+                    },
                 )
                 self._availability = (now, availability)
             return self._availability[1]
@@ -190,7 +201,31 @@ class RepairRegistry:
     def refusals(self, repair: Repair, now: datetime) -> Iterator[guards.GuardRefusal]:
         availability = self.fleet_availability(now, repair.node)
         inputs = guards.GuardInputs(build_request(repair), availability, self._dependencies.limits, now)
-        return guards.find_refusals(inputs)
+        yield from guards.find_refusals(inputs)
+        if (text := self._describe_incomplete(repair)) is not None:
+            yield guards.GuardRefusal("nodes", text)
+
+    def _describe_incomplete(self, repair: Repair) -> str | None:
+        """Return why a repair of a rack cannot reach each of its nodes, with both numbers."""
+        caps = [step for step in repair.actions if step.kind is actions.ActionKind.LOWER_POWER and repair.is_of_domain]
+        problems = []
+        for step in caps:
+            try:
+                self._dependencies.driver.describe(step)
+            except (ActionFailed, ActionRefused) as error:
+                problems.append(f"{step.place.node}: {error}")
+        if not problems:
+            return None
+        able = f"{len(caps) - len(problems)} of {len(caps)} nodes of {repair.node_name} can lower their power limit"
+        return f"{able}, all {len(caps)} are needed: {problems[0]}"
+
+    def drain_refusal(self, repair: Repair, node: fleet.Place, now: datetime) -> str | None:
+        """Return which budget does not allow one more node of a rack to be drained."""
+        request = guards.RepairRequest(node, repair.cause, repair.mode, domain=repair.node)
+        availability = self.fleet_availability(now, node)
+        inputs = guards.GuardInputs(request, availability, self._dependencies.limits, now)
+        budgets = (refusal for refusal in guards.find_refusals(inputs) if refusal.guard in guards.CAPACITY_GUARDS)
+        return next((f"{refusal.guard}: {refusal.text}" for refusal in budgets), None)
 
     def incidents_under_repair(self, node: fleet.Place) -> frozenset[incidents.IncidentId]:
         """Return the incidents with a running repair that has changed the machine.
@@ -208,6 +243,9 @@ class RepairRegistry:
 
     def _repairs_on(self, node: fleet.Place) -> list[Repair]:
         return [self._active[id] for id in self._ids_by_node.get(node, ())]
+
+    def _domain_repairs(self) -> list[Repair]:
+        return [repair for domain in self._domains for repair in self._repairs_on(domain)]
 
     def _find_kept_cordon(self, node: fleet.Place) -> Repair | None:
         return next((repair for repair in self._repairs_on(node) if repair.keeps_cordon), None)
@@ -257,6 +295,8 @@ class RepairRegistry:
         previous = self._active.get(repair.id)
         self._dependencies.journal.save_repair(repair, at=now, actor=actor, text=text, kind=kind)
         repair_ids = self._ids_by_node.setdefault(repair.node, set())
+        if repair.is_of_domain:
+            self._domains.add(repair.node)
         if repair.is_alive:
             self._active[repair.id] = repair
             repair_ids.add(repair.id)
@@ -267,10 +307,10 @@ class RepairRegistry:
             self._checked_at.pop(repair.id, None)
             self._uncalled.discard(repair.id)
         self._update_acting_incidents(repair.node)
-        if (previous is not None and previous.is_out_of_service) != repair.is_out_of_service:
+        if (frozenset() if previous is None else previous.nodes_out) != repair.nodes_out or repair.is_of_domain:
             self._availability = None
         if kind == TIMELINE_ENTRY:
-            details = fields(repair=repair.id, node=repair.node.node, state=repair.state, text=text)
+            details = fields(repair=repair.id, node=repair.node_name, state=repair.state, text=text)
             log.info("repair changed", extra=details)
         self._dependencies.on_change()
         return repair
@@ -278,7 +318,7 @@ class RepairRegistry:
     def note_unchanged_cause(self, repair: Repair, incident: incidents.IncidentId, now: datetime) -> None:
         """Note on the timeline why signals of a node under repair do not change the cause."""
         note = f"new signals of the node do not change the cause, {repair.cause}"
-        self._add_timeline_entry(incident, f"{repair.id} is running on {repair.node.node}: {note}", now)
+        self._add_timeline_entry(incident, f"{repair.id} is running on {repair.node_name}: {note}", now)
 
     def _add_timeline_entry(self, incident: incidents.IncidentId, text: str, now: datetime) -> None:
         self._dependencies.journal.record(TIMELINE_ENTRY, incident, at=now, actor=HUB, body={"text": text})
@@ -299,7 +339,9 @@ class RepairRegistry:
         if marked_incident is None:
             return None
         with self._lock:
-            is_known = any(marked_incident in repair.openings for repair in self._repairs_on(observed.place))
+            candidates = (*self._repairs_on(observed.place), *self._domain_repairs())
+            covering = (repair for repair in candidates if repair.covers(observed.place))
+            is_known = any(marked_incident in repair.openings for repair in covering)
         # Another hub numbers its incidents in the same way: a mark is ours only with the same node.
         past = () if is_known else self._dependencies.journal.repairs_of(marked_incident)
-        return marked_incident if is_known or any(repair.node == observed.place for repair in past) else None
+        return marked_incident if is_known or any(repair.covers(observed.place) for repair in past) else None

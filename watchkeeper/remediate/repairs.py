@@ -8,6 +8,8 @@ the last place of a budget; calls are made outside the lock, one at a time for e
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -15,7 +17,7 @@ from watchkeeper.errors import ActionFailed, ActionRefused, InvalidTransition
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import actions, events, fleet, incidents, trust
 from watchkeeper.model.repairs import RECLAIM_KINDS, WAITING, Repair, RepairId, RepairState
-from watchkeeper.remediate import guards, progress, transitions, validation
+from watchkeeper.remediate import domain_repair, guards, progress, transitions, validation
 from watchkeeper.remediate.driver import NodeObservation
 from watchkeeper.remediate.proposal import RepairProposal, build_request
 from watchkeeper.remediate.registry import AUDIT_ENTRY, INVENTORY_MAX_AGE, MAX_STARTS, TIMELINE_ENTRY, RepairRegistry
@@ -60,7 +62,7 @@ class Repairs(RepairRegistry):
         current = self._find_conflict(proposal)
         if current is not None:
             raise InvalidTransition(
-                f"{current.id} is {current.state} on {proposal.node.node}", where=proposal.incident, now=current.reason
+                f"{current.id} is {current.state} on {current.node_name}", where=proposal.incident, now=current.reason
             )
         self._open_incidents.add(proposal.incident)
         return self._create(proposal, now)
@@ -69,7 +71,7 @@ class Repairs(RepairRegistry):
         previous = self._dependencies.journal.repairs_of(proposal.incident, limit=1)
         attempt = 1 + max((int(repair.id.rpartition(".")[2]) for repair in previous), default=0)
         repair = progress.new_repair(proposal, attempt, now)
-        self.save(repair, now, text=f"{repair.id} for {proposal.node.node}: {proposal.allowed.why}")
+        self.save(repair, now, text=f"{repair.id} for {repair.node_name}: {proposal.allowed.why}")
         # The breaker counts repairs of faulty nodes; a reclaim says nothing about faults.
         if proposal.mode is not trust.Mode.SUGGEST and not proposal.is_reclaim:
             self._count_request(proposal.node, now)
@@ -92,7 +94,7 @@ class Repairs(RepairRegistry):
     def _merge(self, current: Repair, proposal: RepairProposal, now: datetime) -> Repair | None:
         """Share the node's current repair with a new incident, or update its plan while the repair waits."""
         if current.openings.get(proposal.incident) != proposal.opening:
-            text = f"{current.id} is already repairing {proposal.node.node}: this incident shares it"
+            text = f"{current.id} is already repairing {current.node_name}: this incident shares it"
             self._add_timeline_entry(proposal.incident, text, now)
             return self._join(current, proposal, now)
         is_unchanged = (current.digest, current.mode) == (proposal.digest, proposal.mode)
@@ -206,7 +208,7 @@ class Repairs(RepairRegistry):
         if (blocker := self._mode_blocker(repair)) is not None:
             self._block(repair, blocker, now)
             return None
-        with self.lock_node(repair.node):
+        with self._lock_repair(repair):
             is_fresh = id in self._uncalled and now - repair.since < FRESH_PERIOD
             context = self._read_context(repair, now)
             with self._lock:
@@ -215,20 +217,30 @@ class Repairs(RepairRegistry):
                     return None
                 if current != repair:
                     return now
-                transition = decide_transition(current, context, now)
+                decide = domain_repair.decide_transition if current.is_of_domain else decide_transition
+                transition = decide(current, context, now)
                 self._checked_at[id] = now
                 if transition.kind is TransitionKind.WAIT:
                     return self._record_wait(current, transition, now)
                 # A transaction checks that this hub still leads. A first cordon has just had one; a second would wait
                 # for other commits.
                 action = transition.action
-                if not is_fresh or action is None or progress.begin_action(current, action) != current:
+                if not is_fresh or action is None or progress.begin_action(current, action, now) != current:
                     with self.transaction(now):
                         current = self._apply(current, transition, context, now=now)
             if transition.kind is not TransitionKind.PERFORM:
                 return now if current.is_running else None
             assert transition.action is not None
             return self._perform(current, transition.action, now)
+
+    @contextmanager
+    def _lock_repair(self, repair: Repair) -> Iterator[None]:
+        """Lock the node of a repair; of a rack also the node that is changed now, always in this order."""
+        changed = transitions.changed_node(repair)
+        with ExitStack() as locks:
+            for place in dict.fromkeys((repair.node, changed)):
+                locks.enter_context(self.lock_node(place))
+            yield
 
     def _mode_blocker(self, repair: Repair) -> str | None:
         """Return what blocks a repair that started under another mode; None if the current mode allows it."""
@@ -258,15 +270,26 @@ class Repairs(RepairRegistry):
         with self._lock:
             is_fresh = repair.id in self._uncalled
             self._uncalled.discard(repair.id)
-        observed = None if is_fresh else self._observe(repair.node)
+        changed_node = transitions.changed_node(repair)
+        # A rack has no state in a cluster.
+        observed = None if is_fresh or changed_node.domain else self._observe(changed_node)
         marked_incident = None if observed is None else self._find_own_mark(observed)
         return TransitionContext(
             observed,
             marked_incident,
             is_resolved=is_resolved,
-            check_results=self._run_checks(repair, now),
+            refusal=self._find_drain_refusal(repair, now),
+            check_results=self._run_checks(repair, now, is_resolved=is_resolved),
             hub_started_at=self._hub_started_at,
         )
+
+    def _find_drain_refusal(self, repair: Repair, now: datetime) -> str | None:
+        """Return why the next node of a rack may not be cordoned; the guards saw the rack only when it started."""
+        action = repair.action
+        is_next = repair.is_running and not repair.is_begun and repair.state is RepairState.CORDONING
+        if not (repair.is_of_domain and is_next) or action is None:
+            return None
+        return self.drain_refusal(repair, action.place, now)
 
     def _observe(self, node: fleet.Place) -> NodeObservation | None:
         try:
@@ -280,8 +303,11 @@ class Repairs(RepairRegistry):
                 log.warning("node observation failed", extra=fields(node=node.node, error=error))
             return None
 
-    def _run_checks(self, repair: Repair, now: datetime) -> tuple[validation.CheckResult, ...]:
+    def _run_checks(self, repair: Repair, now: datetime, *, is_resolved: bool) -> tuple[validation.CheckResult, ...]:
         action = repair.action
+        if repair.is_of_domain:
+            names = [validation.COOL] if is_resolved else []
+            return validation.run_checks(names, self._dependencies.validators, repair.node, since=repair.since, now=now)
         if action is not None and action.kind in RECLAIM_KINDS:
             return (self._dependencies.check_idle(action, transitions.warned_at(repair) or repair.since, now),)
         is_validating = repair.state is RepairState.VALIDATING
@@ -294,12 +320,16 @@ class Repairs(RepairRegistry):
         """Store the repair after a transition; `_perform` makes the call afterwards."""
         if transition.kind is TransitionKind.PERFORM:
             assert transition.action is not None
-            begun = progress.begin_action(repair, transition.action)
+            begun = progress.begin_action(repair, transition.action, now)
             # Stored when the action starts, not for each of its calls.
-            text = f"Started {transition.action.kind} on {repair.node.node} ({transition.action.mark})"
+            place = transition.action.place.node or repair.node_name
+            text = f"Started {transition.action.kind} on {place} ({transition.action.mark})"
             return repair if begun == repair else self.save(begun, now, text=text, kind=AUDIT_ENTRY)
         if transition.kind is TransitionKind.NEXT:
-            updated = repair if context.observed is None else replace(repair, incarnation=context.observed.incarnation)
+            observed = None if repair.is_of_domain else context.observed
+            updated = repair if observed is None else replace(repair, incarnation=observed.incarnation)
+            if transition.skips:
+                updated = progress.record_skip(updated, transition.why, now)
             return self.save(progress.next_step(updated, transition.why, now), now, text=transition.why)
         if transition.kind is TransitionKind.RELEASE:
             return self.save(progress.release_node(repair, transition.why), now, text=transition.why)
@@ -326,7 +356,7 @@ class Repairs(RepairRegistry):
             repair = replace(repair, has_cordon=True)
         elif repair.action is not None and repair.action.kind is actions.ActionKind.CORDON:
             # A cordon is urgent and harmless twice: no observation and no second commit before it.
-            repair = progress.begin_action(repair, repair.action)
+            repair = progress.begin_action(repair, repair.action, now)
             self._uncalled.add(repair.id)
         saved = self.save(repair, now, text=text)
         self._availability = None
@@ -398,8 +428,8 @@ def _describe_transition(transition: Transition) -> str:
 def _build_out_of_service_event(repair: Repair, now: datetime) -> events.Event:
     """Build the event that opens or reopens an incident for a node that stays out of service."""
     gpu = repair.gpu if repair.gpu and any(step.place.gpu for step in repair.actions) else None
-    place = fleet.Place(repair.node.cluster, node=repair.node.node, gpu=gpu)
-    id = f"{place.cluster}/{place.node}/{HUB}/{repair.id}/{now.timestamp():.0f}"
-    text = f"{repair.node.node} stays out of service after its repair: {repair.reason}"
+    place = replace(repair.node, gpu=gpu)
+    id = f"{place.cluster}/{place.node or place.domain}/{HUB}/{repair.id}/{now.timestamp():.0f}"
+    text = f"{repair.node_name} stays out of service after its repair: {repair.reason}"
     event_fields = {"cause": repair.cause, "source": HUB, "repair": repair.id}
     return events.Event(id, events.EventKind.DRIVER_EVENT, None, place, now, text, fields=event_fields)

@@ -14,6 +14,7 @@ from enum import StrEnum
 from watchkeeper.kit import backoff, durations
 from watchkeeper.model import repairs
 from watchkeeper.model.actions import Action, ActionId, ActionKind, Result
+from watchkeeper.model.fleet import Place
 from watchkeeper.model.incidents import IncidentId
 from watchkeeper.model.repairs import MANUAL_KINDS, NOTIFY_KINDS, RECLAIM_KINDS, WAITING, Repair, RepairState
 from watchkeeper.model.trust import Mode
@@ -55,6 +56,8 @@ class Transition:
     # The final state, once restoring is done.
     outcome: RepairState | None = None
     waits_for: tuple[str, ...] = ()
+    # The current step is not made on its node, and the repair continues.
+    skips: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class TransitionContext:
     # All incidents that share the repair are resolved.
     is_resolved: bool = False
     is_stopped: bool = False
-    # The first refusal of a guard, before the repair starts.
+    # The first refusal of a guard, before the repair starts, or before the next node of a rack is cordoned.
     refusal: str | None = None
     check_results: tuple[CheckResult, ...] = ()
     # Time before the start of this hub does not count towards a step's time limit.
@@ -109,7 +112,7 @@ def decide_transition(repair: Repair, context: TransitionContext, now: datetime)
     if repair.state is RepairState.APPROVED:
         return _decide_approved(repair, context, now)
     if repair.is_running or repair.keeps_cordon:
-        ownership_change = _check_ownership(repair, context)
+        ownership_change = None if repair.is_of_domain else _check_ownership(repair, context)
         if ownership_change is not None:
             return ownership_change
         if repair.state is RepairState.RESTORING:
@@ -188,12 +191,12 @@ def _decide_step(repair: Repair, context: TransitionContext, now: datetime) -> T
         return restore(RepairState.DONE, "All steps are done; the node passed validation")
     if action.kind in RECLAIM_KINDS:
         return _decide_reclaim(repair, action, context, now=now)
-    if (timeout := _timeout_text(repair, context, limit_seconds(repair, action), now=now)) is not None:
+    if (timeout := timeout_text(repair, context, limit_seconds(repair, action), now=now)) is not None:
         return end(RepairState.FAILED, timeout)
     is_observed_cordoned = context.observed is not None and context.observed.is_schedulable is not True
     if action.kind is ActionKind.CORDON and context.marked_incident is not None and is_observed_cordoned:
         return Transition(TransitionKind.NEXT, f"{repair.node.node} is cordoned by Watchkeeper")
-    if _is_backing_off(repair, now):
+    if is_backing_off(repair, now):
         return wait(*repair.waits_for)
     if action.kind is ActionKind.VALIDATE:
         return _decide_validation(context)
@@ -208,9 +211,9 @@ def _decide_reclaim(repair: Repair, action: Action, context: TransitionContext, 
     use = next((result.text for result in context.check_results if result.state is CheckState.FAILED), None)
     if use is not None and not repair.has_acted:
         return end(RepairState.ROLLED_BACK, f"In use again, not reclaimed: {use}", keeps_cordon=False)
-    if (timeout := _timeout_text(repair, context, limit_seconds(repair, action), now=now)) is not None:
+    if (timeout := timeout_text(repair, context, limit_seconds(repair, action), now=now)) is not None:
         return end(RepairState.FAILED if repair.has_acted else RepairState.ROLLED_BACK, timeout)
-    if _is_backing_off(repair, now):
+    if is_backing_off(repair, now):
         return wait(*repair.waits_for)
     owner_warned_at = warned_at(repair)
     if action.kind is ActionKind.WARN_OWNER and owner_warned_at is not None:
@@ -261,12 +264,13 @@ def _decide_validation(context: TransitionContext) -> Transition:
 
 def _decide_restoring(repair: Repair, context: TransitionContext, now: datetime) -> Transition:
     outcome = repair.outcome or RepairState.DONE
-    pending = pending_undo_actions(repair, context.marked_incident if context.observed is not None else repair.incident)
+    marked_incident = context.marked_incident if context.observed is not None else repair.incident
+    pending = pending_undo_actions(repair, repair.incident if repair.is_of_domain else marked_incident)
     if not pending:
         return end(outcome, repair.reason, keeps_cordon=False)
-    if (timeout := _timeout_text(repair, context, RESTORE_LIMIT_SECONDS, now=now)) is not None:
+    if (timeout := timeout_text(repair, context, RESTORE_LIMIT_SECONDS, now=now)) is not None:
         return end(RepairState.FAILED, timeout)
-    if _is_backing_off(repair, now):
+    if is_backing_off(repair, now):
         return wait(*repair.waits_for)
     return Transition(TransitionKind.PERFORM, pending[0].why, action=pending[0])
 
@@ -274,20 +278,20 @@ def _decide_restoring(repair: Repair, context: TransitionContext, now: datetime)
 def _decide_failed(repair: Repair, context: TransitionContext, now: datetime) -> Transition:
     if not context.is_resolved:
         return wait("the incident is still open")
-    if _is_backing_off(repair, now):
+    if is_backing_off(repair, now):
         return wait("a retry is pending")
     if repair.has_acted and find_validate_step(repair) is not None:
         return enter(RepairState.VALIDATING, "The incident is resolved: the node is validated before it is uncordoned")
     return restore(RepairState.ROLLED_BACK, "The incident is resolved: the changes are undone")
 
 
-def _is_backing_off(repair: Repair, now: datetime) -> bool:
+def is_backing_off(repair: Repair, now: datetime) -> bool:
     # A longer delay was set before the clock was set back.
     longest = timedelta(seconds=RETRY_BACKOFF.longest_seconds)
     return repair.retry_at is not None and timedelta() < repair.retry_at - now <= longest
 
 
-def _timeout_text(repair: Repair, context: TransitionContext, limit: float, *, now: datetime) -> str | None:
+def timeout_text(repair: Repair, context: TransitionContext, limit: float, *, now: datetime) -> str | None:
     elapsed_seconds = (now - max(repair.since, context.hub_started_at or repair.since)).total_seconds()
     if elapsed_seconds <= limit:
         return None
@@ -300,12 +304,42 @@ def limit_seconds(repair: Repair, action: Action) -> float:
     return repair.limit_seconds.get(action.id, DEFAULT_LIMIT_SECONDS)
 
 
+def _pending_domain_undo(repair: Repair) -> list[Action]:
+    """Return what undoes each step on each node of a rack; nodes whose undoing failed come last."""
+    undo_kinds = {ActionKind.LOWER_POWER: ActionKind.LOWER_POWER, ActionKind.CORDON: ActionKind.UNCORDON}
+    undo_actions = [
+        replace(
+            action,
+            id=ActionId(f"undo-{action.id}"),
+            kind=undo_kinds[action.kind],
+            why="The repair has ended",
+            arguments={"restore": "default"} if action.kind in REVERSIBLE else {},
+        )
+        for action in repair.actions
+        if action.kind in undo_kinds and repair.may_have_run(action)
+    ]
+    failed = [receipt.action.id for receipt in repair.receipts if receipt.result is Result.FAILED]
+    pending = [action for action in undo_actions if action.id not in repair.undone]
+    return sorted(pending, key=lambda action: failed.index(action.id) + 1 if action.id in failed else 0)
+
+
+def changed_node(repair: Repair) -> Place:
+    """Return the node that the next call changes; of a rack it is another one for each step."""
+    if not repair.is_of_domain:
+        return repair.node
+    pending = pending_undo_actions(repair, repair.incident) if repair.state is RepairState.RESTORING else []
+    action = pending[0] if pending else repair.action
+    return repair.node if action is None else action.place
+
+
 def find_validate_step(repair: Repair) -> int | None:
     return next((index for index, action in enumerate(repair.actions) if action.kind is ActionKind.VALIDATE), None)
 
 
 def pending_undo_actions(repair: Repair, marked_incident: IncidentId | None) -> list[Action]:
     """Return the actions that undo the repair, the uncordon last; `marked_incident` is the one of the node's mark."""
+    if repair.is_of_domain:
+        return _pending_domain_undo(repair)
     done = {receipt.action.id for receipt in repair.receipts if receipt.result is Result.DONE}
     begun_id = repair.action.id if repair.is_begun and repair.action is not None else None
     undo_actions = [

@@ -35,6 +35,12 @@ NODE_CHECKS: Mapping[str, str] = {
     "diag_2": "its GPUs pass `watchkeeper diag -r 2`: speed and correctness",
     "diag_3": "its GPUs pass `watchkeeper diag -r 3`: full load too",
 }
+# The check of a rack whose power limits are lowered.
+COOL = "cool"
+# Below the maximum operating temperature; full power heats a GPU by some degrees within minutes.
+COOL_MARGIN_CELSIUS, COOL_FOR = 10.0, timedelta(minutes=10)
+# Where no GPU reports its own limit: the highest one known, as in packs/rules/thermal.yaml.
+DEFAULT_LIMIT_CELSIUS = 87.0
 # Full load takes minutes, so it is used only after a hardware fault.
 AFTER_HARDWARE = frozenset({"diag_3"})
 # A faulty GPU fails within minutes of use; a longer soak would only keep the node out of service.
@@ -74,7 +80,7 @@ class Validator(Protocol):
 
 
 def hub_validators(engine: engines.Engine, journal: Journal, *, soak: timedelta = SOAK) -> list[Validator]:
-    return [GpusPresent(engine), ConditionsClear(journal), NoNewXid(journal, soak)]
+    return [GpusPresent(engine), ConditionsClear(journal), NoNewXid(journal, soak), DomainCool(engine)]
 
 
 def run_checks(
@@ -116,6 +122,31 @@ class GpusPresent:
 
     def _query_count(self, expr: str, now: datetime) -> int | None:
         return next((round(value) for value in self.engine.instant(expr, clock.to_ms(now)).latest().values()), None)
+
+
+@dataclass(frozen=True, slots=True)
+class DomainCool:
+    """Whether every GPU of a rack has been well below its temperature limit for some time."""
+
+    engine: engines.Engine
+    name: str = COOL
+
+    def check(self, place: fleet.Place, since: datetime, now: datetime) -> CheckResult:  # noqa: ARG002
+        kind, _, domain = (place.domain or "").partition("=")
+        cluster, seconds = own_metrics.escape(place.cluster), COOL_FOR.total_seconds()
+        nodes = f'watchkeeper_node_info{{cluster="{cluster}",{kind}="{own_metrics.escape(domain)}"}}'
+
+        def query(function: str, series: str) -> float | None:
+            expr = f"{function}({series} and on (cluster, Hostname) {nodes})"
+            return next(iter(self.engine.instant(expr, clock.to_ms(now)).latest().values()), None)
+
+        hottest = query("max", f"max_over_time({PRESENCE_METRIC}[{seconds:.0f}s])")
+        if hottest is None:
+            return CheckResult(self.name, CheckState.UNKNOWN, f"no GPU of {domain} reports its temperature")
+        limit = (query("min", "DCGM_FI_DEV_GPU_MAX_OP_TEMP > 0") or DEFAULT_LIMIT_CELSIUS) - COOL_MARGIN_CELSIUS
+        text = f"the hottest GPU of {domain} was at {hottest:g} °C within {seconds / 60:g} minutes"
+        state = CheckState.PASSED if hottest < limit else CheckState.UNKNOWN
+        return CheckResult(self.name, state, f"{text}, the limit is {limit:g} °C")
 
 
 @dataclass(frozen=True, slots=True)

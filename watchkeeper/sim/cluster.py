@@ -17,6 +17,8 @@ from watchkeeper.sim.fleet import SimGpu, SimNode
 from watchkeeper.sim.scenario import FaultRepair
 
 REBOOT_SECONDS = 90
+# Of the default power limit; an H100 allows 200 of 700 W.
+MIN_LIMIT_PERCENT = 30.0
 # Marks of completed reboots and resets, by which retried calls are recognised.
 MAX_MARKS = 10_000
 
@@ -130,6 +132,20 @@ class SimCluster:
         self.machines.physics.reload_driver([gpu.row])
         self.faults.repair(FaultRepair.RESET_GPU, node, gpu=gpu)
         return self._done(node, f"reset {gpu.uuid} on {node.name}")
+
+    def lower_power(self, node: SimNode, gpu: SimGpu | None, percent: float) -> ActionOutcome:
+        """Set the power limit of one GPU or of all, in percent of the default one; 100 restores it."""
+        if not MIN_LIMIT_PERCENT <= percent <= 100:
+            problem = f"{percent:g} % of the power limit, the boards allow {MIN_LIMIT_PERCENT:g} to 100 %"
+            raise ActionRefused(problem, where=node.name)
+        if not self.is_up(node):
+            raise ActionRefused("the node is rebooting", where=node.name, remedy="Try again when it is ready")
+        rows = node.rows if gpu is None else slice(gpu.row, gpu.row + 1)
+        limits, subject = self.machines.physics.power_limit, node.name if gpu is None else gpu.uuid
+        if (limits[rows] == percent / 100).all():
+            return self._unchanged(node, f"{subject} has {percent:g} % of its power limit already")
+        limits[rows] = percent / 100
+        return self._done(node, f"{subject} has {percent:g} % of its power limit")
 
     def warn_holder(self, node: SimNode, gpu: SimGpu, by: str) -> ActionOutcome:
         """Notify the owner of the workload that holds the GPU, once for each mark."""

@@ -111,6 +111,8 @@ class Physics:
         self.energy_mj = self.rng.uniform(1e9, 2e12, count).round()
         self.power_violation_ns, self.thermal_violation_ns = np.zeros(count), np.zeros(count)
         self.nvlink_errors, self._leaked_mib = np.zeros(count, dtype=np.int64), np.zeros(count)
+        # The power limit that was set, as a share of the default one.
+        self.power_limit = np.ones(count)
         self._thermal_share, self._idle_seconds = np.ones(count), np.full(count, float(AWAKE_SECONDS))
 
     def step(self, demand: Floats, is_occupied: Flags, memory_share: Floats, *, environment: Environment) -> None:
@@ -135,7 +137,7 @@ class Physics:
 
     def _update_clocks(self, awake: Flags, environment: Environment) -> None:
         sm, tensor, dram = self.activity[0], self.activity[1], self.activity[2]
-        cap = self.tdp * CAP_SHARE * environment.power_cap
+        cap = self.tdp * CAP_SHARE * environment.power_cap * self.power_limit
         base_watts = np.where(awake, self.tdp * AWAKE_SHARE, self.idle_watts)
         # Dynamic power at full clocks. It is proportional to the square of the clock, because voltage changes too.
         dynamic_watts = self.tdp * (1 - AWAKE_SHARE) * (SM_WEIGHT * sm + TENSOR_WEIGHT * tensor + DRAM_WEIGHT * dram)
@@ -185,6 +187,7 @@ class Physics:
 
     def reload_driver(self, rows: slice | list[int]) -> None:
         """Reset volatile counters and complete pending row remaps, as after a reset or reboot."""
+        self.power_limit[rows] = 1.0
         for counter in (self.sbe, self.dbe, self.remap_pending, self.recovery_action, self.pcie_replays):
             counter[rows] = 0
         for total in (self.energy_mj, self.power_violation_ns, self.thermal_violation_ns):

@@ -136,8 +136,10 @@ class SimulatorApi:
 
     async def cluster_action(self, request: Request) -> Response:
         node = self.simulation.layout.node(request.path_params["node"])
-        cluster, by = self.simulation.cluster, await _read_mark(request)
+        cluster, body = self.simulation.cluster, await _read_body(request)
+        by, percent = _read_mark(body), _read_percent(body)
         verbs = {
+            "lower_power": lambda: cluster.lower_power(node, None, percent),
             "cordon": lambda: cluster.cordon(node, by),
             "uncordon": lambda: cluster.uncordon(node, by),
             "drain": lambda: cluster.drain(node, by),
@@ -148,8 +150,10 @@ class SimulatorApi:
     async def gpu_action(self, request: Request) -> Response:
         node = self.simulation.layout.node(request.path_params["node"])
         gpu = self.simulation.layout.gpu(node, request.path_params["uuid"])
-        cluster, by = self.simulation.cluster, await _read_mark(request)
+        cluster, body = self.simulation.cluster, await _read_body(request)
+        by, percent = _read_mark(body), _read_percent(body)
         verbs = {
+            "lower_power": lambda: cluster.lower_power(node, gpu, percent),
             "reset": lambda: cluster.reset_gpu(node, gpu, by),
             "warn": lambda: cluster.warn_holder(node, gpu, by),
             "reclaim": lambda: cluster.reclaim(node, gpu),
@@ -261,11 +265,19 @@ async def _read_body(request: Request) -> dict[str, Any]:
     return wire.loads(dict[str, Any], content or b"{}")
 
 
-async def _read_mark(request: Request) -> str:
-    by = (await _read_body(request)).get("by")
+def _read_mark(body: Mapping[str, Any]) -> str:
+    by = body.get("by")
     if not isinstance(by, str) or not by:
         raise WireError(('by: is missing; send the mark of the caller, {"by": "…"}',))
     return by
+
+
+def _read_percent(body: Mapping[str, Any]) -> float:
+    """The power limit that is asked for; `restore`, or nothing, is the default one."""
+    try:
+        return 100.0 if "restore" in body else float(body.get("percent", 100.0))
+    except (TypeError, ValueError) as error:
+        raise WireError((f"percent: `{body['percent']}` is not a number",)) from error
 
 
 def _run_verb(verb: str, verbs: Mapping[str, Callable[[], ActionOutcome]], *, kind: str) -> Response:

@@ -24,8 +24,9 @@ FIRST, SECOND = (f"GPU-00000000-0000-0000-0000-00000000000{index}" for index in 
 SET_LIMIT = """
 import os, sys
 path, watts = os.environ["FAKE_NVML_CONTROL"], float(sys.argv[sys.argv.index("--power-limit") + 1])
-kept = [line for line in open(path) if "PowerManagementLimit " not in line]
-open(path, "w").writelines([*kept, f"0 PowerManagementLimit {watts * 1000:.0f}\\n"])
+row = sys.argv[sys.argv.index("-i") + 1][-1] + " PowerManagementLimit "
+kept = [line for line in open(path) if not line.startswith(row)]
+open(path, "w").writelines([*kept, f"{row}{watts * 1000:.0f}\\n"])
 """
 
 
@@ -134,6 +135,27 @@ def test_a_power_limit_is_lowered_within_the_range_and_restored(node: Machine) -
     assert back.text == f"{FIRST} has a limit of 700 W; it was 500 W"
     assert node.order("lower_power", gpu=FIRST, restore="default").result is Result.ALREADY_SO
     assert node.called[0] == f"nvidia-smi -i {FIRST} --power-limit 560.00"
+
+
+@pytest.mark.slow
+def test_all_power_limits_of_a_node_are_lowered_and_only_those_are_restored(node: Machine) -> None:
+    node.program("nvidia-smi", python=SET_LIMIT)
+    lowered = node.order("lower_power", gpu="all", percent="70")
+    assert lowered.result is Result.DONE
+    assert [f"{uuid} has a limit of 490 W; it was 700 W" in lowered.text for uuid in (FIRST, SECOND)] == [True, True]
+    assert node.order("lower_power", gpu="all", percent="70").result is Result.ALREADY_SO
+    node.order("lower_power", gpu=FIRST, restore="default")
+    back = node.order("lower_power", gpu="all", restore="default")
+    assert back.text == f"{SECOND} has a limit of 700 W; it was 490 W"
+    again = node.order("lower_power", gpu="all", restore="default")
+    assert (again.result, again.text) == (Result.ALREADY_SO, "no power limit of this node was lowered")
+
+
+def test_no_limit_of_a_node_changes_if_one_board_refuses(node: Machine) -> None:
+    done = node.order("lower_power", gpu="all", percent="20")
+    assert (done.result, "allows 200 to 700 W, not 140 W" in done.text) == (Result.REFUSED, True)
+    assert "(2 of 2 GPUs)" in done.text
+    assert node.called == []
 
 
 def test_a_limit_that_the_board_does_not_allow_is_refused_with_both_numbers(node: Machine) -> None:

@@ -237,13 +237,13 @@ def test_classify_compares_each_segment_with_the_kind_of_its_workload(tmp_path: 
     names = ("products", "nothing")
     tracks = [loads.record(loads.LOADS[name], since=8.0 * at, label=name) for at, name in enumerate(names)]
     recording.write_csv(Recording((loads.joined(*tracks),)), tmp_path / "two.csv")
-    asked = ("classify", "two.csv", "--kind", "training")
-    busy, idle = json.loads(run(dict(os.environ), *asked, "--json", cwd=tmp_path).stdout)["segments"]
+    arguments = ("classify", "two.csv", "--kind", "training")
+    busy, idle = json.loads(run(dict(os.environ), *arguments, "--json", cwd=tmp_path).stdout)["segments"]
     assert (busy["kind"], idle["kind"]) == ("training", "training")
     # packs/profile_expectations.csv: a training job uses its tensor cores 50 to 100 % and 80 to 100 % of its power.
     met = [{row["metric"]: row["is_met"] for row in part["expected"]} for part in (busy, idle)]
     assert [(part["tensor"], part["power"]) for part in met] == [(True, True), (False, False)]
-    printed = run(dict(os.environ), *asked, cwd=tmp_path).stdout
+    printed = run(dict(os.environ), *arguments, cwd=tmp_path).stdout
     assert "Expected values for training in segment nothing:" in printed
     assert "the GPU does not work at full load" in printed
 

@@ -261,3 +261,19 @@ def test_a_machine_without_a_boot_id_is_not_said_to_have_stayed_up() -> None:
     done = agents.find_outcome_after_restart(order_ledger.LedgerEntry("n", NOON, kind="reboot", boot="a"), "")
     assert done.result is Result.FAILED
     assert "it is unknown whether" in done.text
+
+
+def test_the_power_of_a_node_of_a_hot_rack_is_one_order_for_all_its_gpus(world: World) -> None:
+    place = Place("main", node="n1")
+    arguments = {"percent": "70"}
+    cap = replace(RESET, id=ActionId("1-lower_power-1"), kind=ActionKind.LOWER_POWER, place=place, arguments=arguments)
+    with pytest.raises(ActionRefused, match="its agent last asked for orders never, the limit is 120 s"):
+        world.driver.describe(cap)
+    world.fetched()
+    assert "work order lower_power gpu=all percent=70 for the agent of n1" in world.driver.describe(cap)
+    world.driver.perform(cap)
+    (order,) = world.fetched()
+    assert (order.kind, order.arguments) == ("lower_power", {"gpu": "all", "percent": "70"})
+    world.pass_time(121)
+    with pytest.raises(ActionRefused, match="last asked for orders 121 s ago, the limit is 120 s"):
+        world.driver.describe(cap)

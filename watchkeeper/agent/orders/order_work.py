@@ -12,6 +12,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -32,7 +33,7 @@ from watchkeeper.agent.orders.order_context import (
 )
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import files
-from watchkeeper.model import actions, fleet
+from watchkeeper.model import actions, fleet, orders
 
 POLL_SECONDS = 2.0
 DIAG_LEVELS = ("1", "2", "3")
@@ -144,10 +145,44 @@ async def restart_service(context: OrderContext, arguments: Mapping[str, str], n
 
 
 async def lower_power(context: OrderContext, arguments: Mapping[str, str], now: datetime) -> OrderOutcome:  # noqa: ARG001
-    """Lower a GPU's power limit within the board's range, or restore the limit from before the agent lowered it."""
-    gpu = order_gpus.find_gpu(await order_gpus.read_gpus(context), arguments.get("gpu", ""))
-    uuid, saved_limits = gpu.identity["uuid"], SavedPowerLimits(context.pause_file.directory / "power_limits.json")
-    current_watts = _read_watts(gpu, order_gpus.POWER_LIMIT)
+    """Lower the power limit of a GPU, or of all, within the board's range; or restore the limits from before."""
+    gpus = await order_gpus.read_gpus(context)
+    saved_limits = SavedPowerLimits(context.pause_file.directory / "power_limits.json")
+    if arguments.get("gpu") != orders.ALL_GPUS:
+        gpus = (order_gpus.find_gpu(gpus, arguments.get("gpu", "")),)
+    elif "restore" in arguments:
+        # A limit that the agent did not lower stays.
+        saved = saved_limits.read()
+        gpus = tuple(gpu for gpu in gpus if gpu.identity["uuid"] in saved)
+        if not gpus:
+            return OrderOutcome("no power limit of this node was lowered", result=actions.Result.ALREADY_SO)
+    if not gpus:
+        raise CollectError("NVML lists no GPU, so no power limit was changed")
+    changes = [_plan_limit(gpu, arguments, saved_limits) for gpu in gpus]
+    # All are checked before the first one is changed.
+    if refused := [change.refusal for change in changes if change.refusal]:
+        more = f" ({len(refused)} of {len(changes)} GPUs)" if len(changes) > 1 else ""
+        return refuse(f"{refused[0]}{more}")
+    outcomes = [await _set_limit(context, change, saved_limits) for change in changes]
+    is_done = any(outcome.result is actions.Result.DONE for outcome in outcomes)
+    result = actions.Result.DONE if is_done else actions.Result.ALREADY_SO
+    texts, output = "; ".join(outcome.text for outcome in outcomes), "".join(outcome.output for outcome in outcomes)
+    return OrderOutcome(texts, output, result=result)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitChange:
+    """The power limit that a GPU gets; `refusal` says why the board does not allow it."""
+
+    uuid: str
+    current_watts: float
+    target_watts: float
+    is_restore: bool
+    refusal: str = ""
+
+
+def _plan_limit(gpu: GpuSample, arguments: Mapping[str, str], saved_limits: SavedPowerLimits) -> LimitChange:
+    uuid, current_watts = gpu.identity["uuid"], _read_watts(gpu, order_gpus.POWER_LIMIT)
     min_watts, max_watts = _read_watts(gpu, order_gpus.MIN_POWER_LIMIT), _read_watts(gpu, order_gpus.MAX_POWER_LIMIT)
     is_restore = "restore" in arguments
     if is_restore:
@@ -161,9 +196,16 @@ async def lower_power(context: OrderContext, arguments: Mapping[str, str], now: 
                 target_watts = round(default_watts * float(arguments.get("percent", "")) / 100)
         except ValueError as error:
             raise CollectError("`watts` or `percent` must be a number") from error
-    if not min_watts <= target_watts <= max_watts:
-        allowed = f"{min_watts:g} to {max_watts:g} W"
-        return refuse(f"{uuid} allows {allowed}, not {target_watts:g} W; its limit is {current_watts:g} W")
+    allowed = f"{min_watts:g} to {max_watts:g} W"
+    refusal = f"{uuid} allows {allowed}, not {target_watts:g} W; its limit is {current_watts:g} W"
+    is_allowed = min_watts <= target_watts <= max_watts
+    return LimitChange(uuid, current_watts, target_watts, is_restore, "" if is_allowed else refusal)
+
+
+async def _set_limit(context: OrderContext, change: LimitChange, saved_limits: SavedPowerLimits) -> OrderOutcome:
+    uuid, current_watts, target_watts, is_restore = (
+        change.uuid, change.current_watts, change.target_watts, change.is_restore,
+    )  # fmt: skip
     if abs(current_watts - target_watts) < WATTS_TOLERANCE or (current_watts < target_watts and not is_restore):
         if is_restore:
             saved_limits.remove(uuid)

@@ -35,7 +35,12 @@ def list_repairs(hub: Client, show_all: bool, as_json: bool) -> None:
         click.echo(line)
     rows = []
     for repair in answer.repairs:
-        about = [_format_state(repair.state), repair.mode, repair.node.node or "", repair.cause]
+        about = [
+            _format_state(repair.state),
+            repair.mode,
+            repair.node.node or (repair.node.domain or "").replace("=", " "),
+            repair.cause,
+        ]
         rows.append([repair.id, *about, times.utc(repair.made_at), _format_detail(repair)])
     header = ["repair", "state", "mode", "node", "cause", "planned", "detail"]
     options.print_rows(answer.plain, header, rows, as_json=as_json, empty="No repairs.")

@@ -44,7 +44,7 @@ def make_finding(
         title=row.headline(name, node),
         why=why or row.why,
         evidence=tuple(item for item in evidence if item is not None),
-        actions=(DiagnosisStep(row.advice(name, node)), *steps),
+        actions=(DiagnosisStep(row.advice(name, node, is_domain=place.domain is not None)), *steps),
         ruled_out=tuple(other for other in ruled_out if other is not None),
     )
 

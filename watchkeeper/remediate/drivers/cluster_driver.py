@@ -131,10 +131,12 @@ def format_owner_warning(action: Action, keep_command: str) -> str:
 
 def describe_manual_command(action: Action) -> str:
     place = action.place
+    domain = place.domain.replace("=", " ", 1) if place.domain else None
+    node = place.node or domain or place.cluster
     return MANUAL_COMMANDS[action.kind].format(
-        node=place.node or place.domain or place.cluster,
-        gpu=place.gpu or "",
-        place=" on ".join(part for part in (place.gpu, place.node or place.domain or place.cluster) if part),
+        node=node,
+        gpu=place.gpu or "EACH_GPU",
+        place=" on ".join(part for part in (place.gpu, node) if part),
         mark=action.mark,
         service=action.arguments.get("service", "the service"),
     )

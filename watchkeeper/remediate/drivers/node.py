@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from watchkeeper.config import settings as config
 from watchkeeper.errors import ActionFailed, ActionRefused
@@ -21,6 +21,8 @@ from watchkeeper.remediate.drivers.cluster_driver import build_refusal, describe
 from watchkeeper.remediate.orders import OrderQueue, OrderRequest
 
 ACTOR = "repair"
+# An agent polls again within half a minute.
+MAX_POLL_AGE = timedelta(minutes=2)
 # The simulator has no agents, and a dry run changes nothing.
 DRIVERS_WITH_AGENTS = frozenset({config.DriverName.KUBERNETES, config.DriverName.SLURM})
 
@@ -33,11 +35,15 @@ class OrderTemplate:
     arguments: tuple[str, ...] = ()
     needs_gpu: bool = False
     tries: int = 2
+    # Without a GPU the order is for all GPUs of the node.
+    takes_all_gpus: bool = False
 
 
 ORDER_TEMPLATES: Mapping[ActionKind, OrderTemplate] = {
     ActionKind.RESET_GPU: OrderTemplate("reset_gpu", needs_gpu=True),
-    ActionKind.LOWER_POWER: OrderTemplate("lower_power", ("percent", "watts", "restore"), needs_gpu=True),
+    ActionKind.LOWER_POWER: OrderTemplate(
+        "lower_power", ("percent", "watts", "restore"), needs_gpu=True, takes_all_gpus=True
+    ),
     ActionKind.APPLY_MIG: OrderTemplate("apply_mig", ("layout",)),
     ActionKind.RESTART_SERVICE: OrderTemplate("restart_service", ("service",)),
     # A person must check a node that did not come back after a reboot.
@@ -60,7 +66,9 @@ class NodeAgentDriver:
         return NodeObservation(place, exists=True)
 
     def describe(self, action: Action) -> str:
-        request = build_request(action)
+        request, queue = build_request(action), self.order_queue()
+        if request.arguments.get("gpu") == orders.ALL_GPUS and queue is not None:
+            _check_polls(queue.polled_at(request.cluster, request.node), self.time.now(), request.node)
         arguments = "".join(f" {name}={text}" for name, text in request.arguments.items())
         manual = describe_manual_command(action)
         return f"work order {request.kind}{arguments} for the agent of {request.node} ({manual})"
@@ -108,6 +116,16 @@ class NodeAgentDriver:
         return ActionOutcome(f"work order {request.kind} issued", is_complete=False, waits_for=(blocker,))
 
 
+def _check_polls(polled_at: datetime | None, now: datetime, node: str) -> None:
+    """Refuse a node of a rack whose agent takes no orders now: the rack is changed as a whole."""
+    if polled_at is not None and now - polled_at <= MAX_POLL_AGE:
+        return
+    limit = f"{MAX_POLL_AGE.total_seconds():.0f} s"
+    age = "never" if polled_at is None else f"{(now - polled_at).total_seconds():.0f} s ago"
+    remedy = "Check that the agent runs there, with --order-key and --allow-order lower_power"
+    raise build_refusal(f"its agent last asked for orders {age}, the limit is {limit}", node, remedy)
+
+
 def order_id(action: Action, number: int) -> str:
     """Return the order id: the parts of the action's mark without a slash, because it is part of a URL."""
     id = f"{action.incident}:{action.id}"
@@ -119,11 +137,12 @@ def build_request(action: Action) -> OrderRequest:
     template, place = ORDER_TEMPLATES.get(action.kind), action.place
     if template is None or place.node is None:
         raise build_refusal(f"the node's agent cannot perform {action.kind}", place.node)
-    if template.needs_gpu and place.gpu is None:
+    gpu = place.gpu or (orders.ALL_GPUS if template.takes_all_gpus else None)
+    if template.needs_gpu and gpu is None:
         raise build_refusal(f"{action.kind} needs a GPU, and the GPU is unknown", place.node)
     arguments = {name: action.arguments[name] for name in template.arguments if name in action.arguments}
-    if template.needs_gpu and place.gpu is not None:
-        arguments = {"gpu": place.gpu, **arguments}
+    if template.needs_gpu and gpu is not None:
+        arguments = {"gpu": gpu, **arguments}
     # The time limit of the work, plus time to fetch the order.
     lifetime = timedelta(seconds=orders.KINDS[template.kind].seconds) + orders.DEFAULT_LIFETIME
     why = f"{action.incident}: {action.why}"

@@ -26,6 +26,7 @@ CALL_NAMES = {
     ActionKind.DRAIN: "drain",
     ActionKind.REBOOT: "reboot",
     ActionKind.RESET_GPU: "reset",
+    ActionKind.LOWER_POWER: "lower_power",
     ActionKind.WARN_OWNER: "warn",
     ActionKind.RECLAIM: "reclaim",
 }
@@ -52,13 +53,14 @@ class SimulatedDriver:
     def describe(self, action: Action) -> str:
         if action.kind not in CALL_NAMES:
             return describe_manual_command(action)
-        return f"POST {_action_path(action)} by {action.mark}"
+        arguments = "".join(f" {name}={text}" for name, text in _power_arguments(action).items())
+        return f"POST {_action_path(action)}{arguments} by {action.mark}"
 
     def perform(self, action: Action) -> ActionOutcome:
         if action.kind not in CALL_NAMES:
             raise cluster_driver.build_refusal(f"the simulator has no call for {action.kind}", action.place.node)
         mark = self._find_own_mark(action) if action.kind is ActionKind.UNCORDON else action.mark
-        response_body = self._call("POST", _action_path(action), body={"by": mark})
+        response_body = self._call("POST", _action_path(action), body={**_power_arguments(action), "by": mark})
         return ActionOutcome(f"POST {_action_path(action)} by {mark}: {response_body.get('text', 'done')}")
 
     def _find_own_mark(self, action: Action) -> str:
@@ -95,8 +97,14 @@ class SimulatedDriver:
         )
 
 
+def _power_arguments(action: Action) -> dict[str, str]:
+    names = ("percent", "restore") if action.kind is ActionKind.LOWER_POWER else ()
+    return {name: action.arguments[name] for name in names if name in action.arguments}
+
+
 def _action_path(action: Action) -> str:
-    gpu = f"/gpus/{quote(action.place.gpu or '', safe='')}" if action.kind in ON_GPU else ""
+    is_on_gpu = action.kind in ON_GPU or (action.kind is ActionKind.LOWER_POWER and action.place.gpu is not None)
+    gpu = f"/gpus/{quote(action.place.gpu or '', safe='')}" if is_on_gpu else ""
     return f"{_node_path(action.place)}{gpu}/{CALL_NAMES[action.kind]}"
 
 

@@ -278,7 +278,7 @@ class Journal:
         return self._select(orders.TrackedOrder, selection, wire.format_time(now), MAX_ROWS)
 
     def save_repair(self, repair: repairs.Repair, *, at: datetime, actor: str, text: str, kind: str) -> None:
-        fields = {"repair": repair.id, "state": repair.state, "step": repair.step, "node": repair.node.node}
+        fields = {"repair": repair.id, "state": repair.state, "step": repair.step, "node": repair.node_name}
         rows = {str(repair.id): wire.dumps(repair)}
         self._write("repair", rows, at=at, actor=actor, kind=kind, text=text, fields=fields, subject=repair.incident)
 
@@ -290,7 +290,15 @@ class Journal:
         return self._select(repairs.Repair, "repair ORDER BY seq DESC LIMIT ?", min(limit, MAX_ROWS))
 
     def repairs_at(self, node: fleet.Place, *, limit: int = 20) -> list[repairs.Repair]:
-        """Repairs of a node, newest first."""
+        """Repairs of a node or of a failure domain, newest first."""
+        if node.node is None:
+            rows = self._select(
+                repairs.Repair,
+                "repair WHERE node IS NULL AND cluster = ? ORDER BY seq DESC LIMIT ?",
+                node.cluster,
+                MAX_ROWS,
+            )
+            return [repair for repair in rows if repair.node == node][:limit]
         selection = "repair WHERE node = ? AND cluster = ? ORDER BY seq DESC LIMIT ?"
         return self._select(repairs.Repair, selection, node.node, node.cluster, limit)
 

@@ -35,6 +35,21 @@ def test_every_field_id_leads_to_its_metric() -> None:
     assert {field_id: row and row.name for field_id, row in rows.items()} == fields
 
 
+def test_a_field_that_watchkeeper_does_not_read_is_explained_by_id_and_by_both_names() -> None:
+    for name in ("420", "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_L0", "dcgm_fi_dev_nvlink_replay_error_l0_total"):
+        output = CliRunner().invoke(watchkeeper, ["explain", "metric", name]).output
+        assert "NVLink link 0: replays" in output
+        assert "neither exports nor reads" in output
+    # Rules and counters files are judged by what Watchkeeper has.
+    assert metrics.lookup("420") is None
+
+
+def test_a_number_that_is_no_public_field_of_dcgm_is_refused() -> None:
+    result = CliRunner().invoke(watchkeeper, ["explain", "metric", "220"])
+    assert result.exit_code == 2
+    assert "no public field of this number" in result.output
+
+
 def test_an_unknown_name_is_wrong_use_and_gets_close_ones() -> None:
     result = CliRunner().invoke(watchkeeper, ["explain", "metric", "GPU_TEMP_NOW"])
     assert result.exit_code == 2

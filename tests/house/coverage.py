@@ -95,4 +95,6 @@ def _proof(item: Item) -> str:
         return f"[{item.subject.removeprefix('docs/')}]({target})"
     if item.kind == "doctor":
         return f"doctor: `{item.subject}` → [{item.shows}](../runbooks/{item.shows.replace('_', '-')}.md)"
+    if item.kind == "rule":
+        return f"`rules check` on `{item.subject}`"
     return f"`{item.subject}`" if item.kind == "command" else f"{item.kind} `{item.subject}`"

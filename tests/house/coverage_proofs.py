@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tempfile
 from collections.abc import Iterator
 from functools import cache
 
@@ -37,6 +38,8 @@ def problem_of(item: Item) -> str:
         return "" if findings[:1] == [item.shows] else f"the doctor finds {findings}, not {item.shows}"
     if item.kind == "page":
         return _problem_of_page(item)
+    if item.kind == "rule":
+        return _problem_of_output(_checked(item.subject), item.shows)
     if item.subject not in NAMES[item.kind]():
         return f"there is no {item.proof}"
     return ""
@@ -61,6 +64,16 @@ def _run(line: str) -> Result:
 @cache
 def _examined(text: str) -> Result:
     return CliRunner().invoke(generate.commands()["watchkeeper"], ["doctor", "-"], input=f"{text}\n")
+
+
+def _checked(rule: str) -> Result:
+    """What `rules check` says about `EXPR` or `EXPR for DURATION`."""
+    expr, _, duration = rule.partition(" for ")
+    alert = {"alert": "OfACourse", "expr": expr, "for": duration or "0s"}
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
+        yaml.safe_dump({"groups": [{"name": "course", "rules": [alert]}]}, file)
+        file.flush()
+        return _run(f"watchkeeper rules check {file.name}")
 
 
 def _problem_of_page(item: Item) -> str:
@@ -137,4 +150,4 @@ NAMES = {
     "panel": _panels,
     "scenario": _scenarios,
 }
-KINDS = frozenset({*NAMES, "command", "doctor", "page"})
+KINDS = frozenset({*NAMES, "command", "doctor", "page", "rule"})

@@ -10,7 +10,7 @@ import pytest
 
 from tests.house import coverage, coverage_proofs
 
-COMMANDS = ("command", "doctor")
+COMMANDS = ("command", "doctor", "rule")
 ITEMS = coverage.items()
 
 
@@ -29,7 +29,7 @@ def test_what_is_not_fully_covered_has_a_reason_and_all_else_a_proof() -> None:
     assert not [item.id for item in ITEMS if item.state != "full" and not item.note]
     assert not [item.id for item in ITEMS if item.state == "full" and not item.proof]
     assert not [item.id for item in ITEMS if item.proof and item.kind not in coverage_proofs.KINDS]
-    needs_text = {"command", "doctor", "page"}
+    needs_text = {*COMMANDS, "page"}
     assert not [item.id for item in ITEMS if (item.kind in needs_text) != bool(item.shows)]
 
 
@@ -40,6 +40,11 @@ def test_the_names_pages_and_places_that_prove_an_item_exist() -> None:
 @pytest.mark.slow
 def test_the_commands_that_prove_an_item_print_what_they_should() -> None:
     assert not problems([item for item in ITEMS if item.kind == "command"])
+
+
+@pytest.mark.slow
+def test_rules_of_the_courses_that_cannot_work_are_refused_with_the_reason() -> None:
+    assert not problems([item for item in ITEMS if item.kind == "rule"])
 
 
 @pytest.mark.slow
@@ -58,6 +63,7 @@ def test_the_doctor_finds_the_causes_that_the_courses_describe() -> None:
         ("page docs/learn/nccl.md", "words that no page has"),
         ("command watchkeeper explain xid 79", "double-bit"),
         ("command watchkeeper no-such-command", "Usage"),
+        ("rule DCGM_FI_DEV_GPU_TEMP > 80", "a bit mask"),
         ("doctor CUDA out of memory", "gpu_fell_off_bus"),
     ],
 )

@@ -1,7 +1,8 @@
 """What a metric means and does not show: names from packs/dcgm_fields.csv, guidance from packs/metric_guide.csv.
 
-`watchkeeper explain metric NAME` prints it. DCGM 4.6 renamed many fields; both names have the same row. Metrics of
-other exporters, and names that do not exist, are in the guide only.
+`watchkeeper explain metric NAME` prints it, also for other fields of DCGM (packs/dcgm_other_fields.csv). DCGM 4.6
+renamed many fields; both names have the same row. Metrics of other exporters, and names that do not exist, are in the
+guide only.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from functools import cache
 
 from watchkeeper.catalogue import pack
 
-FIELDS, GUIDE = "dcgm_fields.csv", "metric_guide.csv"
+FIELDS, OTHER_FIELDS, GUIDE = "dcgm_fields.csv", "dcgm_other_fields.csv", "metric_guide.csv"
+# The version whose public fields the two tables list.
+DCGM_VERSION = "4.6"
 CLOSE_NAMES = 5
 
 
@@ -35,6 +38,11 @@ class MetricRow:
 def lookup(name: str) -> MetricRow | None:
     """The row of a metric by its old or new name, ignoring case, or by DCGM's field id."""
     return _by_name().get(name.upper())
+
+
+def lookup_any(name: str) -> MetricRow | None:
+    """The row of a metric, or of a DCGM field that Watchkeeper neither exports nor reads."""
+    return lookup(name) or _other_fields().get(name.upper())
 
 
 def field_names() -> frozenset[str]:
@@ -63,6 +71,14 @@ def _by_name() -> dict[str, MetricRow]:
     for name, cells in guide.items():
         rows[name.upper()] = _row({}, cells)
     return rows
+
+
+@cache
+def _other_fields() -> dict[str, MetricRow]:
+    guide = {"bands": "unknown here: Watchkeeper neither exports nor reads this field"}
+    rows = [_row(cells, guide) for cells in pack.load(OTHER_FIELDS, dict)]
+    keys = ((key.upper(), row) for row in rows for key in (row.field_id, row.name, row.newer_name) if key)
+    return dict(keys)
 
 
 def _row(cells: Mapping[str, str], guide: Mapping[str, str]) -> MetricRow:

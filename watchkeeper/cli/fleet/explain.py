@@ -143,10 +143,11 @@ def _xid_texts(row: xid.XidRow) -> dict[str, str]:
 @options.as_json
 def explain_metric(name: str, as_json: bool) -> None:
     """Explain a metric by its NAME or DCGM field id: meaning, unit, typical values, limits, and what to check next."""
-    row = metrics.lookup(name)
+    row = metrics.lookup_any(name)
     if row is None:
         similar = ", ".join(metrics.similar_names(name))
-        raise click.UsageError(f"unknown metric {name!r}." + (f" Similar names: {similar}" if similar else ""))
+        number = f" DCGM {metrics.DCGM_VERSION} has no public field of this number." if name.isdigit() else ""
+        raise click.UsageError(f"unknown metric {name!r}.{number}" + (f" Similar names: {similar}" if similar else ""))
     texts = {
         "unit": row.unit,
         "type": row.type,

@@ -124,7 +124,7 @@ def _add_slurm_node_signs(node: slurm_text.SlurmNode, listing: Listing) -> None:
 
 def read_fabric_signs(listing: Listing) -> None:
     text = listing.text
-    if "hysical state" in text or "phys state" in text or "phys_state" in text:
+    if any(mark in text for mark in ("hysical state", "phys state", "phys_state", "PORT_DOWN")):
         _add_port_signs(listing)
     ports = infiniband_text.read_counters(listing.lines) if "Counter" in text or "Errors for" in text else []
     if listing.kind == "ibdiagnet" or "-E- " in text or "-W- " in text:

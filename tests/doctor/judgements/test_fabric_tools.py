@@ -56,6 +56,13 @@ def test_a_bad_link_that_ibdiagnet_found_is_named_with_its_port(port: int, text:
     assert (finding.cause, finding.where["port"]) == ("ib_link_degraded", port)
 
 
+def test_a_port_that_ibv_devinfo_shows_as_down_is_found() -> None:
+    text = "hca_id: mlx5_1\n  port:   1\n    state:   PORT_{state} (1)\n    link_layer:   InfiniBand\n"
+    finding = ask(text.format(state="DOWN")).findings[0]
+    assert (finding.cause, finding.where) == ("nccl_ib_link_error", {"hca": "mlx5_1", "port": 1})
+    assert not ask(text.format(state="ACTIVE")).findings
+
+
 SUMMARY = "-I- Stage                     Warnings   Errors     Comment\n-I- {stage:<25} 0          {errors}\n"
 
 

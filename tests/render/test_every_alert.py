@@ -8,6 +8,7 @@ same kinds of series.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import functools
 import json
@@ -30,7 +31,8 @@ from watchkeeper.sim.faults import OWNER, SimFault
 from watchkeeper.sim.scenario import FaultTarget
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(600)]
-GPUS, LIVE_GPUS = 256, 64
+# As many in the live fleet, so that it has a model server of every kind.
+GPUS, LIVE_GPUS = 256, 256
 # Long enough for what compares with earlier samples, and for an hour's hold.
 HEALTHY_SECONDS, FAULTY_SECONDS = 20 * 60, 65 * 60
 END_SECONDS = HEALTHY_SECONDS + FAULTY_SECONDS
@@ -103,8 +105,12 @@ def is_read(name: str) -> bool:
 @pytest.fixture(scope="module")
 def evidence(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evidence]:
     servers.require("promtool")
-    with rendered_prometheus.running(tmp_path_factory.mktemp("live"), gpus=LIVE_GPUS) as live:
-        history = simulated_history.SimulatedHistory(tmp_path_factory.mktemp("history"), gpus=GPUS)
+    with (
+        rendered_prometheus.running(tmp_path_factory.mktemp("live"), gpus=LIVE_GPUS) as live,
+        contextlib.closing(
+            simulated_history.SimulatedHistory(tmp_path_factory.mktemp("history"), gpus=GPUS)
+        ) as history,
+    ):
         history.advance(HEALTHY_SECONDS - history.simulation.second)
         faults = {}
         for scenario, place in sorted({(row.scenario, row.place) for row in ROWS if row.place}):

@@ -30,6 +30,9 @@ class SimulatedHistory:
         store = head.Head(retention_ms=24 * 3_600_000)
         self._monitored = MonitoredFleet(self.simulation, folder, intervals=intervals, store=store)
 
+    def close(self) -> None:
+        self._loop.close()
+
     def advance(self, seconds: int) -> None:
         self._loop.run(self._monitored.advance(seconds, with_rules=False))
 

@@ -76,7 +76,7 @@ def test_the_impact_of_a_model_without_gpus_is_unknown() -> None:
     lines = described(blast)
     assert [line for line in lines if line.startswith("impact")] == [incidents.UNKNOWN_IMPACT]
     empty = {"cluster": "sim", "node": "n1", "gpu": None, "domain": None}
-    assert "impact 0 GPUs, 0 GPU-hours so far, 0 dollars per hour" in described(blast, place=empty)
+    assert "impact 0 GPUs, 0 GPU-hours so far, 0.00 dollars per hour" in described(blast, place=empty)
 
 
 def test_a_stalled_job_names_its_incident() -> None:

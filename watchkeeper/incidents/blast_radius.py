@@ -54,7 +54,7 @@ class BlastRadius:
         if self.dollars_per_hour is None:
             return "unknown cost"
         sign = "$" if self.currency == "USD" else f"{self.currency} "
-        return f"{sign}{self.dollars_per_hour:g}/h"
+        return f"{sign}{self.dollars_per_hour:,.2f}/h"
 
     @property
     def unmapped(self) -> tuple[str, ...]:

@@ -167,7 +167,9 @@ def describe(answer: answers.FullIncidentDetail) -> list[str]:
         lines.append(f"affects {', '.join(incident.workloads)}")
     if blast := answer.blast:
         gpu_hours, currency = f"{blast.gpu_hours:g} GPU-hours", blast.currency.replace("USD", "dollars")
-        price = "cost unknown" if blast.dollars_per_hour is None else f"{blast.dollars_per_hour:g} {currency} per hour"
+        price = (
+            "cost unknown" if blast.dollars_per_hour is None else f"{blast.dollars_per_hour:,.2f} {currency} per hour"
+        )
         # No GPUs means unknown for a model or job whose GPUs no source reports.
         is_known = blast.gpus or blast.hits or incident.place.node
         lines.append(f"impact {blast.gpus} GPUs, {gpu_hours} so far, {price}" if is_known else UNKNOWN_IMPACT)

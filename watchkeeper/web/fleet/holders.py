@@ -21,6 +21,7 @@ from watchkeeper.scrape import status_series
 HOLDER_EXPR = f"{status_series.WORKLOAD_INFO} or on (UUID) {status_series.WORKLOAD_SOURCES}"
 SHARE_EXPR = "watchkeeper_gpu_workload_share"
 REASON_EXPR = "watchkeeper_gpu_attribution"
+FREE = workloads.UnattributedReason.FREE.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,11 @@ class GpuHolders:
     by_gpu: Mapping[str, tuple[GpuHolder, ...]] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
     problem: str | None = None
+
+    def no_holder_reason(self, uuid: str, cluster: str) -> str:
+        """Why a reporting GPU has no holder: it is free where exporters of its cluster name holders of other GPUs."""
+        names_holders = any(holders[0].cluster == cluster for holders in self.by_gpu.values())
+        return self.problem or self.reasons.get(uuid) or (FREE if names_holders else "exporter reports no holder")
 
 
 async def load_holders(queries: Queries) -> GpuHolders:

@@ -134,14 +134,15 @@ def _matches_gpu(name: str, gpu: GpuView) -> bool:
 def _describe_gpu(gpu: GpuView, sources: HolderSources) -> GpuAndHolders:
     uuid, all_holders = gpu.gpu.uuid, sources.gpu_holders
     held = all_holders.by_gpu.get(uuid, ())
-    reason = all_holders.problem or all_holders.reasons.get(uuid) or "exporter reports no holder"
+    is_gone = gpu.gone_since_ms is not None
+    reason = "GPU does not report" if is_gone else all_holders.no_holder_reason(uuid, gpu.cluster)
     return GpuAndHolders(
         uuid,
         gpu.gpu.index,
         gpu.gpu.model,
         gpu.cluster,
         gpu.node,
-        is_gone=gpu.gone_since_ms is not None,
+        is_gone=is_gone,
         holders=held,
         reason="" if held else reason,
         incidents=_summarise(incident for incident in sources.open_incidents if _affects_gpu(incident, gpu)),

@@ -71,10 +71,9 @@ def of_rules(rule_set: RuleSet) -> SeriesRead:
         for selector, back_ms in _selectors(parser.parse(rule.expr), 0):
             lookback_ms = max(lookback_ms, back_ms + LOOKBACK_MS)
             of_name = [matcher for matcher in selector.matchers if matcher.name == METRIC_NAME and matcher.value]
-            matcher = next((it for it in of_name if it.op in (MatchOp.EQUAL, MatchOp.REGEX)), None)
-            if matcher is None:
-                reads_everything = True
-            else:
+            positive = [matcher for matcher in of_name if matcher.op in (MatchOp.EQUAL, MatchOp.REGEX)]
+            reads_everything |= not positive
+            for matcher in positive[:1]:
                 (names if matcher.op is MatchOp.EQUAL else patterns).add(matcher.value)
     own = written | {ALERTS, ALERTS_FOR_STATE, KEPT_SINCE}
     return SeriesRead(frozenset(names) - written, frozenset(patterns), own, lookback_ms, reads_everything)

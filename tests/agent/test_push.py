@@ -72,6 +72,16 @@ def test_an_incomplete_line_is_counted_and_the_others_are_sent(tmp_path: Path) -
     assert missing.get() == 1
 
 
+def test_a_file_that_cannot_be_read_counts_as_lost_and_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "000000000001.jsonl").mkdir()
+    missing = lost()
+    spool = Spool(tmp_path, dropped_counter=missing)
+    spool.append(event(2))
+    assert first_batch(spool) == [2]
+    assert (missing.get(), [path.name for path in (tmp_path / "rejected").iterdir()]) == (1, ["000000000001.jsonl"])
+    spool.close()
+
+
 def test_an_event_that_is_too_large_is_counted_and_the_others_are_sent(tmp_path: Path) -> None:
     missing = lost()
     spool = Spool(tmp_path, dropped_counter=missing)

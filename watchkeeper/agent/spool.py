@@ -103,6 +103,8 @@ class Spool:
                 if path == self._current_path and self._descriptor >= 0:
                     self._close_file()
                 batch = self._read(path)
+                if batch is None:
+                    continue
                 if batch.count:
                     return batch
                 self.confirm(batch)
@@ -122,10 +124,7 @@ class Spool:
 
     def reject(self, batch: EventBatch) -> None:
         """Drop a batch that the hub will never accept, so that later ones can be sent; the last one is kept on disk."""
-        with suppress(OSError):
-            for older in self._rejected.iterdir():
-                older.unlink(missing_ok=True)
-            batch.path.rename(self._rejected / batch.path.name)
+        self._set_aside(batch.path)
         self._dropped_counter.add(batch.count)
         self.confirm(batch)
 
@@ -148,6 +147,12 @@ class Spool:
     def close(self) -> None:
         if self._descriptor >= 0:
             self._close_file()
+
+    def _set_aside(self, path: Path) -> None:
+        with suppress(OSError):
+            for older in self._rejected.iterdir():
+                older.unlink(missing_ok=True)
+            path.rename(self._rejected / path.name)
 
     @property
     def _unwritten_bytes(self) -> int:
@@ -202,12 +207,15 @@ class Spool:
         self._descriptor = -1
         self._number += 1
 
-    def _read(self, path: Path) -> EventBatch:
+    def _read(self, path: Path) -> EventBatch | None:
+        """The batch in a file; None if it cannot be read: it is kept on disk, and counts as at least one event."""
         try:
             lines = path.read_bytes().split(b"\n")
         except OSError as error:
-            self._drop(0, "spool file unreadable", file=path.name, error=error.strerror)
-            return EventBatch(path, b"", 0)
+            del self._sizes[path]
+            self._set_aside(path)
+            self._drop(1, "spool file unreadable, its events dropped", file=path.name, error=error.strerror)
+            return None
         complete = [line for line in lines if line and _is_json(line)]
         torn_count = sum(1 for line in lines if line) - len(complete)
         if torn_count:
@@ -221,7 +229,7 @@ class Spool:
                 count = oldest.read_bytes().count(b"\n")
                 oldest.unlink()
             except OSError:
-                count = 0
+                count = 1  # At least one.
             del self._sizes[oldest]
             self._drop(count, "spool full, events dropped", bytes=used_bytes, limit_bytes=self._max_bytes)
 

@@ -77,6 +77,7 @@ class Hub:
                 self.loops.problems,
                 self.fleet.problems,
                 self.samples.problems,
+                lambda: self.current.stages.journal.problems,
                 lambda: filter(None, [silences.silences_problem()]),
             ],
         )

@@ -20,14 +20,14 @@ from watchkeeper.kit import files
 from watchkeeper.store.blocks.block import Block, ChunkCache
 from watchkeeper.store.blocks.block_writer import SUFFIX
 from watchkeeper.store.corruption import Corruption
-from watchkeeper.store.journal import chain
+from watchkeeper.store.journal import chain, journal_head
 from watchkeeper.store.journal import connection as journal_connection
 from watchkeeper.store.journal.journal import Journal
 from watchkeeper.store.wal import wal, wal_records
 
 # Compaction may replace blocks while they are copied: they are listed again, at most this often.
 MAX_LISTINGS = 20
-INVALID_ENTRY = "entry {} of the journal or one of its rows was changed: the hash does not match"
+INVALID_ENTRY = "entry {} of the journal or one of its rows was changed or is missing: the hash does not match"
 SAMPLES, JOURNAL = "samples", "journal.sqlite"
 
 
@@ -96,6 +96,8 @@ def restore_backup(source: Path, target: StoreLocations) -> list[Corruption]:
         if (source / JOURNAL).exists() and target.journal is not None:
             target.journal.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / JOURNAL, target.journal)
+            # The head of an earlier journal at this path says nothing about this one.
+            journal_head.HeadFile(target.journal).path.unlink(missing_ok=True)
         files.write_atomically(target.data / files.OWNER_MARK, (source / files.OWNER_MARK).read_bytes())
         os.sync()
     except OSError as error:
@@ -118,7 +120,7 @@ def find_corruptions(locations: StoreLocations) -> Iterator[Corruption]:
             continue
         yield from block.check()
         block.close()
-    if locations.journal is not None and locations.journal.exists():
+    if locations.journal is not None:
         yield from _journal_corruptions(locations.journal)
     if locations.url_file is not None:
         connection = journal_connection.open_read_only(locations.url_file)
@@ -139,10 +141,18 @@ def _unreadable_folders(samples: Path) -> Iterator[Corruption]:
 
 
 def _journal_corruptions(path: Path) -> Iterator[Corruption]:
+    head_file = journal_head.HeadFile(path)
+    if not path.exists():
+        if head_file.path.exists():
+            yield Corruption(path, 0, f"the journal is missing, but {head_file.path} exists")
+        return
     try:
         opened = sqlite3.connect(f"file:{path}?mode=ro", uri=True, factory=journal_connection.FileConnection)
-        with closing(opened) as connection, connection.snapshot():
-            invalid_seq = chain.first_invalid_entry(connection)
+        with closing(opened) as connection:
+            if (loss := journal_head.find_loss(head_file, connection)) is not None:
+                yield Corruption(path, 0, loss.problem)
+            with connection.snapshot():
+                invalid_seq = chain.first_invalid_entry(connection)
     except sqlite3.Error as error:
         yield Corruption(path, 0, f"the journal cannot be read: {error}")
         return

@@ -78,6 +78,35 @@ def verify_command(locations: Any) -> None:
     _report_corruptions(list(backup.find_corruptions(locations)))
 
 
+@command.command("accept-loss")
+@with_locations
+def accept_loss_command(locations: Any) -> None:
+    """Accept that entries of the journal are lost: the hub is no longer degraded, and verify reports them no more.
+
+    Stop the hub first. The acceptance itself is an entry of the journal, with your user name.
+    """
+    import getpass
+    from contextlib import closing
+    from datetime import UTC, datetime
+
+    from watchkeeper.kit import files
+    from watchkeeper.store.journal.journal import Journal
+
+    if locations.journal is None or not locations.journal.exists():
+        raise click.UsageError("There is no journal file in this data directory. Set it with --data.")
+    directory = files.DataDirectory(locations.data)
+    directory.claim()
+    try:
+        with closing(Journal(locations.journal)) as journal:
+            accepted = journal.accept_losses(at=datetime.now(UTC), actor=getpass.getuser())
+    finally:
+        directory.release()
+    for text in accepted:
+        click.echo(f"accepted: {text}")
+    if not accepted:
+        click.echo("nothing to accept: no entries of the journal are missing")
+
+
 @command.command("export")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option(

@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from watchkeeper.kit import wire
+from watchkeeper.store.journal import journal_head
 from watchkeeper.store.journal.connection import JournalConnection
 
 # The `prev` of the first entry: 64 zeros, the length of a SHA-256 in hexadecimal.
@@ -94,7 +96,9 @@ def first_invalid_entry(connection: JournalConnection) -> int | None:
 
 def _first_invalid_link(connection: JournalConnection) -> int | None:
     expected_seq, prev = _chain_start(connection)
+    accepted_gaps = _accepted_gaps(connection)
     for row in _read_pages(connection, "SELECT * FROM entry WHERE seq > ? ORDER BY seq LIMIT ?", after=0):
+        expected_seq, prev = accepted_gaps.get((expected_seq, row[0]), (expected_seq, prev))
         if row[0] != expected_seq or not _is_unchanged(row, prev):
             return min(expected_seq, int(row[0]))
         entry = entry_of(row)
@@ -125,6 +129,18 @@ def _chain_start(connection: JournalConnection) -> tuple[int, str]:
         except (ValueError, TypeError, KeyError):
             continue
     return 1, GENESIS
+
+
+def _accepted_gaps(connection: JournalConnection) -> dict[tuple[int, int], tuple[int, str]]:
+    """Gaps of lost entries that a person accepted: expected and present number → where the chain continues."""
+    gaps = {}
+    statement = "SELECT body FROM entry WHERE kind = ?"
+    for (text,) in connection.execute(statement, (journal_head.LOSS_ACCEPTED,)):
+        with suppress(ValueError, TypeError, KeyError):
+            body = json.loads(text)
+            first, following = int(body["first"]), int(body["last"]) + 1
+            gaps[first, following] = following, str(body["hash"])
+    return gaps
 
 
 def _first_invalid_row(connection: JournalConnection) -> int | None:

@@ -33,7 +33,7 @@ from watchkeeper.model import (
     repairs,
     silences,
 )
-from watchkeeper.store.journal import chain
+from watchkeeper.store.journal import chain, journal_head
 from watchkeeper.store.journal.chain import JournalEntry
 from watchkeeper.store.journal.connection import JournalConnection, open_journal
 
@@ -78,8 +78,17 @@ class Journal:
         self._decoded_rows: dict[tuple[str, str], tuple[int, object]] = {}
         self._connection: JournalConnection = open_journal(location) if isinstance(location, Path) else location
         self.path, self.epoch = self._connection.where, self._connection.epoch
+        self._head_file = journal_head.HeadFile(location) if isinstance(location, Path) else None
+        self._uncommitted: JournalEntry | None = None
+        # What the file has lost, until a person accepts it.
+        self.problems: tuple[str, ...] = ()
         try:
             self._incident_number = self._number("incident")
+            if self._head_file is not None:
+                self._record_loss(self._head_file)
+                self.problems = tuple(
+                    f"journal {self.path}: {loss.text}. {journal_head.REMEDY}" for loss in self._losses()
+                )
         except StoreError:
             self._connection.close()
             raise
@@ -87,6 +96,8 @@ class Journal:
     def close(self) -> None:
         with self._lock:
             self._connection.close()
+            if self._head_file is not None:
+                self._head_file.close()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -100,10 +111,12 @@ class Journal:
                 yield
                 if self._depth == 1:
                     self._connection.execute("COMMIT")
+                    self._write_head()
             except BaseException:
                 if self._depth == 1:
                     # Rows cached inside have entry numbers that the next entries will reuse.
                     self._decoded_rows.clear()
+                    self._uncommitted = None
                     self._incident_number = previous_number
                     if self._connection.in_transaction:
                         self._connection.execute("ROLLBACK")
@@ -111,10 +124,22 @@ class Journal:
             finally:
                 self._depth -= 1
 
-    def record(self, kind: str, subject: str, *, at: datetime, actor: str, body: Mapping[str, Any]) -> JournalEntry:
-        """Append one entry without rows: a note, the receipt of an action, a start of the hub."""
+    def record(
+        self,
+        kind: str,
+        subject: str,
+        *,
+        at: datetime,
+        actor: str,
+        body: Mapping[str, Any],
+        after: tuple[int, str] | None = None,
+    ) -> JournalEntry:
+        """Append one entry without rows: a note, the receipt of an action, a start of the hub.
+
+        `after` is the number and hash of an entry that was lost and that this one follows.
+        """
         with self.transaction():
-            last_row = self._rows("SELECT seq, hash FROM entry ORDER BY seq DESC LIMIT 1")
+            last_row = [after] if after else self._rows("SELECT seq, hash FROM entry ORDER BY seq DESC LIMIT 1")
             seq, prev = (last_row[0][0] + 1, last_row[0][1]) if last_row else (1, chain.GENESIS)
             plain = wire.to_plain(body)
             text = wire.dumps(plain)
@@ -124,6 +149,7 @@ class Journal:
                 "INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (seq, wire.format_time(at), actor, kind, subject, text, self.epoch, prev, entry.hash),
             )
+            self._uncommitted = entry
             return entry
 
     def save_events(self, batch: Sequence[events.Event], now: datetime) -> list[events.Event]:
@@ -393,6 +419,16 @@ class Journal:
                 self._connection.execute(f"DELETE FROM {rows}", values)  # noqa: S608
             return dropped
 
+    def accept_losses(self, *, at: datetime, actor: str) -> tuple[str, ...]:
+        """Record that a person accepts the lost entries: the journal is then verified without them."""
+        with self.transaction():
+            losses = self._losses()
+            for loss in losses:
+                body = {**loss.body, "text": f"accepted: {loss.text}", "loss": loss.seq}
+                self.record(journal_head.LOSS_ACCEPTED, "journal", at=at, actor=actor, body=body)
+        self.problems = ()
+        return tuple(loss.text for loss in losses)
+
     def verify(self) -> int | None:
         """The number of the first entry that was changed, or whose rows were; None if the journal is intact."""
         with self._translated_errors(), self._connection.snapshot():
@@ -420,6 +456,28 @@ class Journal:
                 " ON CONFLICT (key) DO UPDATE SET seq = excluded.seq, body = excluded.body",
                 [(key, entry.seq, content) for key, content in rows.items()],
             )
+
+    def _record_loss(self, head_file: journal_head.HeadFile) -> None:
+        """Record entries that the file has lost; their numbers are not used again, so that the gap stays visible."""
+        with self.transaction():
+            loss = journal_head.find_loss(head_file, self._connection)
+            if loss is None:
+                return
+            body = {"text": loss.problem, "first": loss.first, "last": loss.last, "hash": loss.hash}
+            after = (loss.last, loss.hash) if loss.is_gap else None
+            self.record(journal_head.LOSS, "journal", at=loss.at, actor=HUB, body=body, after=after)
+            self._incident_number = max(self._incident_number, loss.incident_number)
+            self._connection.execute("UPDATE number SET value = ? WHERE name = 'incident'", (self._incident_number,))
+
+    def _losses(self) -> list[JournalEntry]:
+        accepted = {entry.body.get("loss") for entry in self.entries_of(journal_head.LOSS_ACCEPTED)}
+        return [entry for entry in self.entries_of(journal_head.LOSS) if entry.seq not in accepted]
+
+    def _write_head(self) -> None:
+        entry, self._uncommitted = self._uncommitted, None
+        if entry is not None and self._head_file is not None:
+            at_text = wire.format_time(entry.at)
+            self._head_file.write(journal_head.JournalHead(entry.seq, entry.hash, at_text, self._incident_number))
 
     def _number(self, name: str) -> int:
         return int(self._rows("SELECT value FROM number WHERE name = ?", name)[0][0])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.incident_stories import Room, alert, gpu, job, later
+from tests.support.incident_stories import Room, alert, gpu, job, later, xid
 from watchkeeper.incidents import blast_radius
 from watchkeeper.incidents.footprint import Footprint
 from watchkeeper.model import alerts, fleet
@@ -146,3 +146,46 @@ def test_all_idle_gpus_of_a_job_count(shared: Room) -> None:
         incident, {}, now=later(3600), gpus_at=lambda place: int(place.gpu is not None), price_per_gpu_hour=2
     )
     assert (hit.broken_gpus, hit.dollars_per_hour) == (3, 6)
+
+
+def underused(pod: str, at: float, *, ends: float | None = None) -> alerts.Alert:
+    of_pod = alert("gpu_underused", fleet.Place("main"), at, ends=ends, severity="info")
+    return replace(of_pod, labels=of_pod.labels.with_labels(namespace="ml", pod=pod))
+
+
+@pytest.fixture
+def pods(shared: Room) -> Room:
+    """Where the two pods of `llm` run."""
+    shared.jobs[POD] = Footprint.from_places([gpu(at) for at in range(4)])
+    second = fleet.Place("main", domain="pod=ml/llm-worker-1")
+    shared.jobs[second] = Footprint.from_places([gpu(at, "n2") for at in range(4)])
+    return shared
+
+
+def test_pods_of_a_job_that_a_lost_gpu_stops_join_its_incident_on_whichever_node(pods: Room) -> None:
+    pods.push(xid(79, gpu(3), 0))
+    pods.hear(stalled(60), underused("llm-worker-1", 1400), underused("llm-worker-0", 1430))
+    assert pods.open() == [("INC-1", gpu(3), "gpu_fell_off_bus")]
+    pods.restart(1500)
+    pods.hear(idle(gpu(2, "n2"), 1600))
+    assert pods.open() == [("INC-1", gpu(3), "gpu_fell_off_bus")]
+
+
+def test_pods_join_when_the_stall_of_their_job_returns(pods: Room) -> None:
+    pods.push(xid(79, gpu(3), 0))
+    pods.hear(stalled(60), stalled(60, ends=300), underused("llm-worker-1", 1400))
+    assert [id for id, _, _ in pods.open()] == ["INC-1", "INC-2"]
+    pods.hear(stalled(1500))
+    assert pods.open() == [("INC-1", gpu(3), "gpu_fell_off_bus")]
+
+
+def test_pods_of_one_job_that_are_busy_without_work_are_one_incident(pods: Room) -> None:
+    pods.hear(underused("llm-worker-0", 0), underused("llm-worker-1", 30), underused("other", 60))
+    first, second = pods.incidents.open_incidents()
+    assert (first.cause, [member.place.domain for member in first.members]) == (
+        "gpu_underused",
+        ["pod=ml/llm-worker-0", "pod=ml/llm-worker-1"],
+    )
+    assert "idle" not in first.title
+    assert " and 1 more " in first.title
+    assert second.place.domain == "pod=ml/other"

@@ -88,14 +88,15 @@ NOTHING = Decision(IncidentStep.NOTHING)
 def correlate(near: Sequence[Incident], signal: Signal, *, now: datetime, context: CorrelationContext) -> Decision:
     """Decide about one signal; `near` are the open and recently resolved incidents of its node, oldest first."""
     current = _incident_of_signal(near, signal)
+    absorbable = [incident for incident in near if incident.is_open and _is_early_effect(incident, signal, context)]
     if current is not None and current.is_open and not _has_separate_fault(current, signal, context):
-        return _apply_known_signal(current, signal, now=now, context=context)
+        others = [incident for incident in absorbable if incident is not current]
+        return _apply_known_signal(current, signal, now=now, context=context, absorbable=others)
     repair_incident = _under_repair(near, signal, context)
     if repair_incident is not None:
         marked = replace(signal, member=replace(signal.member, by_repair=True))
         return _join(repair_incident, marked, now=now, context=context)
     hosts = [incident for incident in near if incident.is_open and _may_host(incident, signal, context)]
-    absorbable = [incident for incident in near if incident.is_open and _is_early_effect(incident, signal, context)]
     if hosts or absorbable:
         target, *others = [*job_effects.order_hosts(hosts, signal), *absorbable]
         return _join(target, signal, now=now, context=context, others=others, absorbable=absorbable)
@@ -206,14 +207,23 @@ def _is_new_occurrence(incident: Incident, signal: Signal) -> bool:
     )
 
 
-def _apply_known_signal(incident: Incident, signal: Signal, *, now: datetime, context: CorrelationContext) -> Decision:
+def _apply_known_signal(
+    incident: Incident,
+    signal: Signal,
+    *,
+    now: datetime,
+    context: CorrelationContext,
+    absorbable: Sequence[Incident],
+) -> Decision:
     """Apply a signal that is already a member of the open incident: it ends, returns, or nothing changes."""
     if signal.member.until is not None and signal.replaces is None:
         ended = end_member(incident, signal.member.ref, until=signal.member.until)
         return NOTHING if ended is incident else Decision(IncidentStep.ENDED, ended, f"Resolved: {signal.member.text}")
     if signal.member.kind is MemberKind.DOMAIN and signal.member not in incident.members:
         return _join(incident, signal, now=now, context=context)
-    return _join(incident, signal, now=now, context=context) if _is_new_occurrence(incident, signal) else NOTHING
+    if not _is_new_occurrence(incident, signal):
+        return NOTHING
+    return _join(incident, signal, now=now, context=context, others=absorbable, absorbable=absorbable)
 
 
 def _may_host(incident: Incident, signal: Signal, context: CorrelationContext) -> bool:
@@ -246,7 +256,8 @@ def _shares_place(incident: Incident, signal: Signal, context: CorrelationContex
         first = incident.members[0].place
         pools = {context.domains.pool_of(first.whole_node), context.domains.pool_of(place.whole_node)}
         return first == place or (first.node is not None and place.node is not None and len(pools) == 1)
-    if incident.place.domain is not None and place.domain is not None and incident.place != place:
+    is_of_workloads = is_workload(incident.place) or is_workload(place)
+    if incident.place.domain and place.domain and incident.place != place and not is_of_workloads:
         # An incident of a leaf switch belongs to its rack if the rack contains all failed nodes.
         nodes = [member.place for member in incident.members if member.place.node is not None and member.until is None]
         return bool(nodes) and all(context.encloses(place, node) for node in nodes)
@@ -254,7 +265,8 @@ def _shares_place(incident: Incident, signal: Signal, context: CorrelationContex
         return True
     # GPUs of one job in two pools can have different owners.
     pools = {context.domains.pool_of(incident.place.whole_node), context.domains.pool_of(signal.place.whole_node)}
-    return signal.job in holders_of(incident) and len(pools) == 1
+    is_one_pool = len(pools) == 1 or not (incident.place.node and signal.place.node)
+    return signal.job in holders_of(incident) and is_one_pool
 
 
 def _is_early_effect(incident: Incident, signal: Signal, context: CorrelationContext) -> bool:
@@ -424,8 +436,9 @@ def make_title(cause: str, place: fleet.Place, *, names: PlaceNames, members: Se
         text = f"{leader.alert} on {names(leader.place)}" if leader.text == leader.alert else leader.text
         others = len({member.place for member in members if member.alert == leader.alert} - {leader.place})
         return f"{text} and {others} more" if others else text
-    other_gpus = {member.place for member in members if member.place.gpu is not None} - {place}
-    more = f" and {len(other_gpus)} more" if other_gpus and row.family in WHOLE_JOB_FAMILIES else ""
+    # Of the same kind: GPUs, or pods.
+    alike = {member.place for member in members if bool(member.place.gpu) == bool(place.gpu)} - {place}
+    more = f" and {len(alike)} more" if alike and row.family in WHOLE_JOB_FAMILIES else ""
     node = names(place.whole_node)
     # With an unknown cause the fault may not be in a GPU.
     is_of_gpu = row.scope == "gpu" and row.is_hardware

@@ -103,8 +103,8 @@ def workload_name(place: fleet.Place) -> str:
 
 
 def holders_of(incident: incidents.Incident) -> frozenset[str]:
-    """The jobs that hold the GPUs of an incident of a family with one incident for all GPUs of a job."""
-    is_of_jobs = incident.family in WHOLE_JOB_FAMILIES and incident.place.gpu is not None
+    """The jobs of an incident of a family with one incident for all GPUs and pods of a job."""
+    is_of_jobs = incident.family in WHOLE_JOB_FAMILIES and (incident.place.gpu or is_workload(incident.place))
     return frozenset(map(jobs.job_of_holder, incident.workloads)) if is_of_jobs else frozenset()
 
 

@@ -11,9 +11,9 @@ from datetime import UTC, datetime, timedelta
 
 from watchkeeper.catalogue import causes
 from watchkeeper.incidents.domains import Domains
-from watchkeeper.incidents.footprint import holders_of, is_workload
+from watchkeeper.incidents.footprint import Footprint, holders_of, is_workload
 from watchkeeper.model import fleet
-from watchkeeper.model.incidents import Incident, IncidentId
+from watchkeeper.model.incidents import Incident, IncidentId, Member
 
 EARLIEST = datetime.min.replace(tzinfo=UTC)
 
@@ -25,12 +25,15 @@ class IncidentIndex:
         self._incidents: dict[IncidentId, Incident] = {}
         self._by_node: dict[fleet.Place, dict[IncidentId, None]] = {}
         self._places_of: dict[IncidentId, frozenset[fleet.Place]] = {}
+        # Where the workloads of an open incident run: their other GPUs, ranks and links are near it.
+        self._footprints_of: dict[IncidentId, dict[fleet.Place, Footprint]] = {}
         self._check_at: dict[IncidentId, datetime] = {}
 
     def clear(self) -> None:
         self._incidents.clear()
         self._by_node.clear()
         self._places_of.clear()
+        self._footprints_of.clear()
         self._check_at.clear()
 
     def __contains__(self, id: IncidentId) -> bool:
@@ -60,11 +63,15 @@ class IncidentIndex:
             self._check_at.pop(incident.id, None)
 
     def _index_places(self, incident: Incident) -> None:
-        """Index an incident by its place, by the jobs it affects, and for the incident of a job also by its nodes."""
+        """Index an incident by its place, by the jobs it affects, and by the nodes that these run on."""
         indexed = self._places_of.get(incident.id, frozenset())
         places = {
             incident.place.whole_node,
-            *(member.place for member in incident.members if is_workload(member.place)),
+            *(
+                member.place.whole_node
+                for member in incident.members
+                if member.until is None or is_workload(member.place)
+            ),
             *(_holder_place(incident.place.cluster, job) for job in holders_of(incident)),
             *(
                 _family_place(member.place.cluster, member.own_family)
@@ -72,14 +79,21 @@ class IncidentIndex:
                 if member.own_family
             ),
         }
-        if incident.is_open and is_workload(incident.place) and causes.is_job_effect(incident.cause):
-            # The nodes at the start of the incident: a query for each change would be expensive.
-            places |= indexed if len(indexed) > len(places) else self._domains.footprint_of(incident.place).nodes
+        places |= {node for footprint in self._footprints(incident).values() for node in footprint.nodes}
         for place in indexed - places:
             self._by_node[place].pop(incident.id, None)
         for place in places - indexed:
             self._by_node.setdefault(place, {})[incident.id] = None
         self._places_of[incident.id] = frozenset(places)
+
+    def _footprints(self, incident: Incident) -> dict[fleet.Place, Footprint]:
+        """Where the workloads with open signals run; a query at their first signal, none at each later change."""
+        members = incident.members if incident.is_open else ()
+        workloads = {member.place for member in members if member.until is None and _may_concern_job(member)}
+        known = self._footprints_of.get(incident.id, {})
+        footprints = {place: known.get(place) or self._domains.footprint_of(place) for place in workloads}
+        self._footprints_of[incident.id] = {place: found for place, found in footprints.items() if found.nodes}
+        return footprints
 
     def incidents_near(self, place: fleet.Place, job: str = "", own_family: str = "") -> list[Incident]:
         """Open and recently resolved incidents of the node and its domains, or of the nodes in the domain.
@@ -91,9 +105,13 @@ class IncidentIndex:
         places += [_family_place(place.cluster, own_family)] if own_family else []
         return self._incidents_at(places)
 
-    def incidents_under_job(self, job: fleet.Place) -> list[Incident]:
-        """The incidents of a job and of the nodes that it runs on; this queries its footprint."""
-        return self._incidents_at(self._domains.places_of_job(job))
+    def incidents_under_job(self, place: fleet.Place, job: str = "") -> list[Incident]:
+        """The incidents of a job or pod and of the nodes that it runs on; this queries its footprint.
+
+        With `job` also those of the other pods of this job.
+        """
+        places = [*self._domains.places_of_job(place), *([_holder_place(place.cluster, job)] if job else [])]
+        return self._incidents_at(places)
 
     def _incidents_at(self, places: Iterable[fleet.Place]) -> list[Incident]:
         ids = {id for place in places for id in self._by_node.get(place, ())}
@@ -121,10 +139,17 @@ class IncidentIndex:
         expired = [incident for incident in self._incidents.values() if not self.is_retained(incident, now)]
         for incident in expired:
             del self._incidents[incident.id]
+            self._footprints_of.pop(incident.id, None)
             for place in self._places_of.pop(incident.id):
                 self._by_node[place].pop(incident.id)
         self._by_node = {place: ids for place, ids in self._by_node.items() if ids}
         return expired
+
+
+def _may_concern_job(member: Member) -> bool:
+    """Whether a signal is about a job or pod, and another signal of its GPUs or ranks can have the same root."""
+    family = causes.lookup(member.cause).family
+    return is_workload(member.place) and (causes.is_job_effect(member.cause) or causes.is_effect_of_jobs(family))
 
 
 def _holder_place(cluster: str, job: str) -> fleet.Place:

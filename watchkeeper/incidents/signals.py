@@ -59,7 +59,7 @@ WORKLOAD_LABELS = (
 class Signal:
     """`member` is the part that the incident stores; `replaces` is the ref of an ended member that returned.
 
-    `job` is the job that holds the GPU, if the labels include the holder.
+    `job` is the job that holds the GPU, or that the pod belongs to, if the labels name them.
     """
 
     member: incidents.Member
@@ -135,7 +135,8 @@ def from_alert(alert: alerts.Alert) -> Signal | None:
         advice=alert.annotations.get("action", "")[:MAX_ADVICE_LENGTH] if is_unknown else "",
         own_family=f"{ALERT_FAMILY}{alert.name}" if is_unknown and cause_id != cause else "",
     )
-    holder = fleet.holder_from_labels(alert.labels) if member.place.gpu is not None else None
+    is_held = member.place.gpu is not None or member.place.node is None
+    holder = fleet.holder_from_labels(alert.labels) if is_held else None
     return Signal(member, family_of(member), job=jobs.job_of_holder(holder) if holder else "")
 
 

@@ -203,7 +203,7 @@ class IncidentTracker:
         place = signal.place
         may_concern_job = causes.is_job_effect(signal.cause) or causes.is_effect_of_jobs(signal.family)
         if is_workload(place) and not signal.has_ended and may_concern_job:
-            return self._index.incidents_under_job(place)
+            return self._index.incidents_under_job(place, signal.job)
         return self._index.incidents_near(place, signal.job, signal.member.own_family)
 
     def acknowledge(self, id: str, actor: str, now: datetime) -> Incident:

@@ -90,9 +90,9 @@ class IncidentIndex:
         """Where the workloads with open signals run; a query at their first signal, none at each later change."""
         members = incident.members if incident.is_open else ()
         workloads = {member.place for member in members if member.until is None and _may_concern_job(member)}
-        known = self._footprints_of.get(incident.id, {})
-        footprints = {place: known.get(place) or self._domains.footprint_of(place) for place in workloads}
-        self._footprints_of[incident.id] = {place: found for place, found in footprints.items() if found.nodes}
+        previous = self._footprints_of.get(incident.id, {})
+        footprints = {place: previous.get(place) or self._domains.footprint_of(place) for place in workloads}
+        self._footprints_of[incident.id] = {place: runs_on for place, runs_on in footprints.items() if runs_on.nodes}
         return footprints
 
     def incidents_near(self, place: fleet.Place, job: str = "", own_family: str = "") -> list[Incident]:

@@ -715,7 +715,7 @@ class GpuEvent(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IncidentCard(HubAnswer):
-    """Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None, advice: 'str' = '')"""
+    """Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None, advice: 'str' = '', recovering_since: 'datetime | None' = None)"""
 
     id: str
     place: Place
@@ -732,6 +732,7 @@ class IncidentCard(HubAnswer):
     reopened: int
     part_of: str | None
     advice: str
+    recovering_since: datetime | None
     place_name: str
     signals: int
     gpus: tuple[str, ...]
@@ -744,7 +745,7 @@ class IncidentCard(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NamedIncident(HubAnswer):
-    """Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None, advice: 'str' = '')"""
+    """Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None, advice: 'str' = '', recovering_since: 'datetime | None' = None)"""
 
     id: str
     place: Place
@@ -762,6 +763,7 @@ class NamedIncident(HubAnswer):
     reopened: int
     part_of: str | None
     advice: str
+    recovering_since: datetime | None
     place_name: str
 
 

@@ -121,6 +121,7 @@ class Hub:
                 trust_rules=self.repairs.trust_rules,
                 # The repairs change with the journal.
                 under_repair=lambda place: self.repairs.repairs.incidents_under_repair(place),  # noqa: PLW0108
+                active_repair=lambda incident: self.repairs.repairs.active_repair(incident),  # noqa: PLW0108
                 newest_ms=self.samples.newest_ms,
             ),
             now=now,

@@ -20,7 +20,8 @@ from watchkeeper.kit import clock
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import actions, alerts, diagnosis, events, labels, samples
 from watchkeeper.model import fleet as fleet_model
-from watchkeeper.model.incidents import Incident
+from watchkeeper.model.incidents import Incident, IncidentId
+from watchkeeper.model.repairs import Repair
 from watchkeeper.query import engine as engines
 from watchkeeper.remediate import driver, plan, policy, trust_rules
 from watchkeeper.remediate.drivers import cluster_driver
@@ -47,6 +48,8 @@ class PipelineDependencies:
     trust_rules: trust_rules.TrustRules
     # Incidents with a running repair on a node; called without a lock, on the journal thread.
     under_repair: Callable[[fleet_model.Place], Collection[str]] = lambda _: ()
+    # The repair that runs for an incident, or keeps its node cordoned; called as `under_repair`.
+    active_repair: Callable[[IncidentId], Repair | None] = lambda _: None
     # The time of the newest sample before this start, when the previous hub was still running.
     newest_ms: int | None = None
 
@@ -78,6 +81,7 @@ class Pipeline:
                 parts.fleet.failure_domains, parts.fleet.nodes_in_domain, footprints.footprint_of, parts.fleet.pool_of
             ),
             under_repair=parts.under_repair,
+            active_repair=parts.active_repair,
             last_alive=None if parts.newest_ms is None else clock.from_ms(parts.newest_ms),
         )
         # Alerts that changed and are not in the journal yet, each in its newest state.

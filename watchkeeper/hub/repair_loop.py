@@ -241,7 +241,8 @@ class RepairLoop:
     def submit_plan(self, id: str) -> None:
         """Submit the plan of an incident as a repair, which waits, asks for approval or starts; from any thread."""
         incident = self._parts.journal.incident(id)
-        requested = self.requested_repair(id) if incident is not None and incident.is_open else None
+        is_faulty = incident is not None and incident.is_open and incident.recovering_since is None
+        requested = self.requested_repair(id) if is_faulty else None
         repair = None if requested is None else self.repairs.submit(requested, self._clock.now())
         if repair is not None and repair.is_running and self._loop is not None:
             self._loop.call_soon_threadsafe(lambda: self._start_task(self._advance_until_waiting(repair.id)))

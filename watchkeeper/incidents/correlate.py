@@ -47,6 +47,8 @@ class IncidentStep(StrEnum):
     ABSORBED = "absorbed"
     EXPLAINED = "explained"
     RENAMED = "renamed"
+    # All signals ended, but a repair still has the node.
+    RECOVERING = "recovering"
     RESOLVED = "resolved"
     ACKNOWLEDGED = "acknowledged"
     ASSIGNED = "assigned"

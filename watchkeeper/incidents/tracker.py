@@ -26,6 +26,7 @@ from watchkeeper.kit import wire
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import alerts, events, fleet
 from watchkeeper.model.incidents import Incident, IncidentId, IncidentState, Member, MemberKind, move
+from watchkeeper.model.repairs import Repair
 from watchkeeper.store.journal import journal as journals
 
 log = logging.getLogger(__name__)
@@ -75,10 +76,11 @@ class IncidentTracker:
         workloads: Callable[[fleet.Place], Sequence[str]] = lambda _: (),
         domains: Domains | None = None,
         under_repair: Callable[[fleet.Place], Collection[str]] = lambda _: (),
+        active_repair: Callable[[IncidentId], Repair | None] = lambda _: None,
         last_alive: datetime | None = None,
     ) -> None:
         """`last_alive` is when the previous hub process was last running; None if unknown."""
-        self._journal = journal
+        self._journal, self._active_repair = journal, active_repair
         self._domains = domains or Domains()
         self._context = CorrelationContext(names, workloads, journal.next_incident_id, self._domains, under_repair)
         self._index = IncidentIndex(self._domains, retention=RETENTION)
@@ -167,9 +169,7 @@ class IncidentTracker:
         """End quiet signals, resolve the incident if all signals ended, otherwise schedule its next check."""
         changed = self._end_events([incident], now)
         incident = self._index.get(incident.id) or incident
-        job_signals = job_effects.ongoing_job_signals(incident)
-        excluded = [signal.member for signal in job_signals]
-        own = [member for member in incident.members if member.kind is not MemberKind.DOMAIN and member not in excluded]
+        own, job_signals = _own_members(incident), job_effects.ongoing_job_signals(incident)
         ends = [member.until for member in own if member.until is not None]
         if len(ends) < len(own):
             self._index.schedule_check(incident.id, min([now + CHECK_INTERVAL, *self._conditions.expiry_times(own)]))
@@ -181,12 +181,25 @@ class IncidentTracker:
             self._index.schedule_check(incident.id, next_check)
             return changed
         text = "The signal ended and did not return" if len(ends) == 1 else f"All {len(ends)} signals ended"
-        resolved = move(_with_members_ended(incident, now), IncidentState.RESOLVED, at=now)
         with self._transaction(now):
+            # In a transaction: a repair starts in one too, and only while its incident is open.
+            if (repair := self._active_repair(incident.id)) is not None:
+                return changed + self._keep_recovering(incident, repair, text=text, now=now)
+            resolved = move(_with_members_ended(incident, now), IncidentState.RESOLVED, at=now)
             changed.append(self._save(resolved, IncidentStep.RESOLVED, text=text, at=now))
             for signal in job_signals:
                 changed += self._reassign(signal, now)
         return changed
+
+    def _keep_recovering(
+        self, incident: Incident, repair: Repair, *, text: str, now: datetime, actor: str = journals.HUB
+    ) -> list[Incident]:
+        """Keep the incident open until its repair has ended; the next tick checks again."""
+        if incident.recovering_since is not None:
+            return []
+        text = f"{text}; it resolves when {repair.id} has ended, which is {repair.activity}"
+        recovering = replace(incident, recovering_since=now, version=incident.version + 1)
+        return [self._save(recovering, IncidentStep.RECOVERING, text=text, at=now, actor=actor)]
 
     def _reassign(self, signal: Signal, now: datetime) -> list[Incident]:
         """Move a signal that is still true out of its ended incident; at a limit `tick` retries."""
@@ -230,8 +243,17 @@ class IncidentTracker:
         return self._index.all()
 
     def resolve(self, id: str, actor: str, *, why: str, now: datetime) -> Incident:
-        resolved = move(_with_members_ended(self._find(id), now), IncidentState.RESOLVED, at=now)
-        return self._save(resolved, IncidentStep.RESOLVED, text=why, at=now, actor=actor)
+        """Resolve an incident; while its repair has the node, it is recovering, and resolves when the repair ends."""
+        with self._transaction(now):
+            ended = _with_members_ended(self._find(id), now)
+            repair = self._active_repair(ended.id) if ended.is_open else None
+            if repair is None:
+                resolved = move(ended, IncidentState.RESOLVED, at=now)
+                return self._save(resolved, IncidentStep.RESOLVED, text=why, at=now, actor=actor)
+            if ended.recovering_since is not None:
+                problem = f"it is recovering already: {repair.id} is {repair.activity}"
+                raise InvalidTransition(problem, where=id, remedy=f"It resolves when {repair.id} has ended")
+            return self._keep_recovering(ended, repair, text=why, now=now, actor=actor)[0]
 
     def add_note(self, id: str, actor: str, *, text: str, now: datetime) -> None:
         self._journal.record(IncidentStep.NOTED, self._find(id).id, at=now, actor=actor, body={"text": text})
@@ -354,6 +376,8 @@ class IncidentTracker:
     def _save(
         self, incident: Incident, step: IncidentStep, *, text: str, at: datetime, actor: str = journals.HUB
     ) -> Incident:
+        if incident.recovering_since is not None and any(member.until is None for member in _own_members(incident)):
+            incident = replace(incident, recovering_since=None)
         self._journal.save_incident(incident, kind=step, text=text, at=at, actor=actor)
         self._index.put(incident)
         log.info("incident changed", extra=fields(incident=incident.id, step=step, title=incident.title, text=text))
@@ -411,6 +435,12 @@ def _with_plausible_time(event: events.Event, now: datetime) -> events.Event:
 
 def _limit_text(count: int) -> str:
     return f"{count:,} incidents are open, the limit is {MAX_OPEN:,}"
+
+
+def _own_members(incident: Incident) -> list[Member]:
+    """The signals of the fault itself, without those of its domain and of jobs that it stopped."""
+    excluded = [signal.member for signal in job_effects.ongoing_job_signals(incident)]
+    return [member for member in incident.members if member.kind is not MemberKind.DOMAIN and member not in excluded]
 
 
 def _with_members_ended(incident: Incident, now: datetime) -> Incident:

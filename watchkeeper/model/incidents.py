@@ -84,6 +84,8 @@ class Incident:
     part_of: str | None = None
     # What the alert's own rule says to do; empty if the cause is known.
     advice: str = ""
+    # Since when all signals have ended while a repair still has the node: it resolves when the repair has ended.
+    recovering_since: datetime | None = None
 
     @property
     def is_open(self) -> bool:
@@ -111,6 +113,15 @@ def move(incident: Incident, to: IncidentState, *, at: datetime) -> Incident:
             remedy=f"Possible: {allowed}",
         )
     resolved_at = at if to is IncidentState.RESOLVED else None
+    recovering_since = None if to is IncidentState.RESOLVED else incident.recovering_since
     reopened = incident.reopened + (incident.state is IncidentState.RESOLVED)
     version = incident.version + 1
-    return replace(incident, state=to, resolved_at=resolved_at, version=version, reopened=reopened, part_of=None)
+    return replace(
+        incident,
+        state=to,
+        resolved_at=resolved_at,
+        recovering_since=recovering_since,
+        version=version,
+        reopened=reopened,
+        part_of=None,
+    )

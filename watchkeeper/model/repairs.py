@@ -49,7 +49,7 @@ REPAIR_MOVES: Mapping[RepairState, frozenset[RepairState]] = {
     RepairState.APPROVED: WAITING | _ANY_STEP | {RepairState.REJECTED},
     **dict.fromkeys(RUNNING - {RepairState.RESTORING}, _ANY_STEP),
     RepairState.RESTORING: ENDED,
-    # The cordon of a failed repair is checked again when its incident is resolved.
+    # The cordon of a failed repair is checked again when its fault has ended.
     RepairState.FAILED: frozenset({RepairState.VALIDATING, RepairState.RESTORING}),
     # A call that took effect after its timeout leaves a mark to remove.
     RepairState.ROLLED_BACK: frozenset({RepairState.RESTORING}),
@@ -65,6 +65,16 @@ STATE_OF_KIND = {
     ActionKind.UNCORDON: RepairState.RESTORING,
 }
 OUT_OF_SERVICE_KINDS = frozenset({ActionKind.CORDON, ActionKind.DRAIN, ActionKind.REBOOT})
+# What a repair is doing, by its step; other steps are named by their kind.
+ACTIVITIES = {
+    ActionKind.WARN_OWNER: "waiting for the owner",
+    ActionKind.CORDON: "cordoning",
+    ActionKind.DRAIN: "draining",
+    ActionKind.REBOOT: "rebooting",
+    ActionKind.RESET_GPU: "resetting the GPU",
+    ActionKind.VALIDATE: "validating",
+    ActionKind.UNCORDON: "uncordoning",
+}
 # Steps for holders of an idle GPU; each names the pods and jobs.
 RECLAIM_KINDS = frozenset({ActionKind.WARN_OWNER, ActionKind.RECLAIM})
 # Steps that a repair of a rack makes on each of its nodes; all of them are undone when the repair ends.
@@ -134,9 +144,27 @@ class Repair:
         return self.state in RUNNING
 
     @property
+    def activity(self) -> str:
+        """What it is doing: `rebooting n1`; of a repair that does nothing now, its state."""
+        if not self.is_running:
+            return f"{self.state}{f': {self.node_name} stays cordoned' if self.keeps_cordon else ''}"
+        if self.state is RepairState.RESTORING:
+            verb = ACTIVITIES[ActionKind.UNCORDON] if self.outcome is RepairState.DONE else "undoing the changes of"
+        elif self.action is None:
+            verb = "waiting on"
+        else:
+            verb = ACTIVITIES.get(self.action.kind, f"at the step {self.action.kind.replace('_', ' ')} of")
+        return f"{verb} {self.node_name}"
+
+    @property
     def keeps_cordon(self) -> bool:
         """Whether it failed and the node is still cordoned."""
         return self.state is RepairState.FAILED and self.has_cordon
+
+    @property
+    def has_node(self) -> bool:
+        """Whether it runs, or keeps the node cordoned: its incidents stay open for that long."""
+        return self.is_running or self.keeps_cordon
 
     @property
     def takes_node_out(self) -> bool:

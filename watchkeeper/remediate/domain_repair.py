@@ -46,8 +46,8 @@ def _decide_resolved(context: TransitionContext) -> Transition:
     """Undo everything only when the rack has been cool for some time: at full power it may heat up again."""
     result = next(iter(context.check_results), None)
     if result is None or result.state is not CheckState.PASSED:
-        return wait("the incident is resolved" if result is None else f"until it is cool: {result.text}")
-    return restore(RepairState.DONE, f"The incident is resolved: {result.text}")
+        return wait("the fault has ended" if result is None else f"until it is cool: {result.text}")
+    return restore(RepairState.DONE, f"The fault has ended: {result.text}")
 
 
 def _decide_waiting(repair: Repair, action: Action | None) -> Transition:
@@ -59,7 +59,7 @@ def _decide_waiting(repair: Repair, action: Action | None) -> Transition:
         return restore(RepairState.FAILED, problem)
     progress = f"{len(capped)} of {len(caps)} nodes have the lower power limit; {len(repair.nodes_out)} are cordoned"
     if action is None:
-        return wait(f"{progress}; the incident is still open")
+        return wait(f"{progress}; the fault has not ended")
     return wait(f"{progress}; {describe_manual_command(action)} ({action.why})")
 
 

@@ -129,6 +129,9 @@ class RepairRegistry:
         # Racks and other domains that have, or had, a repair.
         self._domains = {repair.node for repair in self._active.values() if repair.is_of_domain}
         self._acting_incidents: dict[fleet.Place, frozenset[incidents.IncidentId]] = {}
+        self._by_incident = {
+            id: repair for repair in self._active.values() if repair.has_node for id in repair.openings
+        }
         for node in self._ids_by_node:
             self._update_acting_incidents(node)
         self.switch = self._unsaved_switch or journal.switch()
@@ -146,7 +149,7 @@ class RepairRegistry:
         self._uncalled: set[RepairId] = set()
         self._availability: tuple[datetime, guards.FleetAvailability] | None = None
         self._inventory_counts: tuple[datetime, guards.InventoryCounts] | None = None
-        self._open_incidents: set[str] = journal.open_incident_ids()
+        self._open_incidents: set[str] = journal.open_incident_ids(with_recovering=False)
         # True while memory may differ from the journal: a transaction failed, and the journal could not be read.
         self._is_inconsistent = False
 
@@ -234,6 +237,22 @@ class RepairRegistry:
         """
         return self._acting_incidents.get(node, frozenset())
 
+    def active_repair(self, incident: incidents.IncidentId) -> Repair | None:
+        """Return the repair that runs for an incident or keeps its node cordoned; takes no lock, as above."""
+        return self._by_incident.get(incident)
+
+    def _update_incidents(self, repair: Repair) -> None:
+        for id in repair.openings:
+            if repair.has_node:
+                self._by_incident[id] = repair
+            elif (current := self._by_incident.get(id)) is not None and current.id == repair.id:
+                # An earlier repair may still keep the cordon.
+                others = (other for other in self._active.values() if other.has_node and id in other.openings)
+                if (other := next(others, None)) is None:
+                    del self._by_incident[id]
+                else:
+                    self._by_incident[id] = other
+
     def _update_acting_incidents(self, node: fleet.Place) -> None:
         acting = [repair for repair in self._repairs_on(node) if repair.is_running and repair.has_acted]
         if acting:
@@ -266,6 +285,7 @@ class RepairRegistry:
         return None
 
     def _is_resolved(self, repair: Repair) -> bool:
+        """Whether the faults of a repair have ended: its incidents are resolved, or recovering until it ends."""
         return not self._open_incidents.intersection(repair.openings)
 
     @contextmanager
@@ -307,6 +327,7 @@ class RepairRegistry:
             self._checked_at.pop(repair.id, None)
             self._uncalled.discard(repair.id)
         self._update_acting_incidents(repair.node)
+        self._update_incidents(repair)
         if (frozenset() if previous is None else previous.nodes_out) != repair.nodes_out or repair.is_of_domain:
             self._availability = None
         if kind == TIMELINE_ENTRY:

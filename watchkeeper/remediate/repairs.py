@@ -137,7 +137,7 @@ class Repairs(RepairRegistry):
             self._count_inventory(now, INVENTORY_MAX_AGE)
         stray = self._remove_stray_cordons(now)
         with self.transaction(now):
-            self._open_incidents = self._dependencies.journal.open_incident_ids()
+            self._open_incidents = self._dependencies.journal.open_incident_ids(with_recovering=False)
             for repair in sorted(self._active.values(), key=lambda repair: repair.made_at):
                 if repair.state in WAITING:
                     self.decide(repair, now)

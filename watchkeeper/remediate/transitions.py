@@ -67,7 +67,7 @@ class TransitionContext:
     observed: NodeObservation | None = None
     # The incident of our cordon on the node; None: the node has no cordon of ours.
     marked_incident: IncidentId | None = None
-    # All incidents that share the repair are resolved.
+    # All incidents that share the repair are resolved, or recovering until it ends.
     is_resolved: bool = False
     is_stopped: bool = False
     # The first refusal of a guard, before the repair starts, or before the next node of a rack is cordoned.
@@ -104,7 +104,7 @@ def decide_transition(repair: Repair, context: TransitionContext, now: datetime)
     if context.is_stopped:
         return wait("repairs are halted")
     if repair.state in WAITING and context.is_resolved:
-        return end(RepairState.ROLLED_BACK, "The incident was resolved before any change", keeps_cordon=False)
+        return end(RepairState.ROLLED_BACK, "The fault ended before any change", keeps_cordon=False)
     if repair.state is RepairState.PLANNED:
         if repair.mode is Mode.ACT:
             return enter(RepairState.APPROVED, repair.mode_why)
@@ -182,7 +182,7 @@ def _decide_step(repair: Repair, context: TransitionContext, now: datetime) -> T
         # A node that could not be observed may have our cordon.
         marked_incident = repair.incident if context.observed is None else context.marked_incident
         has_pending = bool(pending_undo_actions(repair, marked_incident))
-        return wait("the incident is still open") if has_pending else end(RepairState.DONE, "All steps are done")
+        return wait("the fault has not ended") if has_pending else end(RepairState.DONE, "All steps are done")
     if action.kind in MANUAL_KINDS:
         return wait(f"{describe_manual_command(action)} ({action.why})")
     if action.kind in NOTIFY_KINDS:
@@ -243,12 +243,12 @@ def _decide_after_resolution(repair: Repair) -> Transition | None:
     """Undo the changes if the incidents were resolved during the repair, unless a step on the machine resolved them."""
     action = repair.action
     if action is None or action.kind in MANUAL_KINDS:
-        return restore(RepairState.DONE, "The incident is resolved")
+        return restore(RepairState.DONE, "The fault has ended")
     if repair.has_acted or repair.state is RepairState.VALIDATING:
         return None
     if repair.is_reclaim:
-        return restore(RepairState.ROLLED_BACK, "The incident is resolved: the GPU is in use again or was released")
-    return restore(RepairState.ROLLED_BACK, "The incident was resolved before the repair: its changes are undone")
+        return restore(RepairState.ROLLED_BACK, "The fault has ended: the GPU is in use again or was released")
+    return restore(RepairState.ROLLED_BACK, "The fault ended before the repair: its changes are undone")
 
 
 def _decide_validation(context: TransitionContext) -> Transition:
@@ -277,12 +277,12 @@ def _decide_restoring(repair: Repair, context: TransitionContext, now: datetime)
 
 def _decide_failed(repair: Repair, context: TransitionContext, now: datetime) -> Transition:
     if not context.is_resolved:
-        return wait("the incident is still open")
+        return wait("the fault has not ended")
     if is_backing_off(repair, now):
         return wait("a retry is pending")
     if repair.has_acted and find_validate_step(repair) is not None:
-        return enter(RepairState.VALIDATING, "The incident is resolved: the node is validated before it is uncordoned")
-    return restore(RepairState.ROLLED_BACK, "The incident is resolved: the changes are undone")
+        return enter(RepairState.VALIDATING, "The fault has ended: the node is validated before it is uncordoned")
+    return restore(RepairState.ROLLED_BACK, "The fault has ended: the changes are undone")
 
 
 def is_backing_off(repair: Repair, now: datetime) -> bool:

@@ -672,8 +672,9 @@ export interface Incident {
   reopened: number;
   part_of: string | null;
   advice: string;
+  recovering_since: string | null;
 }
-/** Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None, advice: 'str' = '') */
+/** Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None, advice: 'str' = '', recovering_since: 'datetime | None' = None) */
 export interface Card {
   id: string;
   place: Place;
@@ -690,6 +691,7 @@ export interface Card {
   reopened: number;
   part_of: string | null;
   advice: string;
+  recovering_since: string | null;
   place_name: string;
   signals: number;
   gpus: string[];
@@ -716,7 +718,7 @@ export interface Member {
   own_family: string;
 }
 export type MemberKind = "event" | "alert" | "domain";
-/** Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None, advice: 'str' = '') */
+/** Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None, advice: 'str' = '', recovering_since: 'datetime | None' = None) */
 export interface NamedIncident {
   id: string;
   place: Place;
@@ -734,6 +736,7 @@ export interface NamedIncident {
   reopened: number;
   part_of: string | null;
   advice: string;
+  recovering_since: string | null;
   place_name: string;
 }
 /** One entry of an incident's timeline; the shape of `body` depends on `kind`. */

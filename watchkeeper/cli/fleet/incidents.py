@@ -39,8 +39,8 @@ def command(ctx: click.Context, hub: Client, show_all: bool, as_json: bool) -> N
         click.echo(f"degraded: {problem}", err=True)
     rows = []
     for card in incidents:
-        state = f"{card.state}, silenced" if card.silenced_by else card.state
-        state = f"part of {card.part_of}" if card.part_of else state
+        state = f"part of {card.part_of}" if card.part_of else format_state(card)
+        state += ", silenced" if card.silenced_by and not card.part_of else ""
         rows.append([card.id, card.severity, state, times.utc(card.opened_at), card.cause, card.title])
     header = ["id", "severity", "state", "opened", "cause", "what"]
     plain = [incident.plain for incident in incidents]
@@ -76,8 +76,12 @@ def resolve(hub: Client, id: str, why: str, cause: str | None) -> None:
     """Resolve an incident by hand."""
     if cause is not None:
         hub.correct(id, cause, why=why)
-    hub.resolve(id, why=why)
-    click.echo(f"{id} resolved.")
+    answer = hub.resolve(id, why=why)
+    if answer.incident.state == "resolved":
+        click.echo(f"{id} resolved.")
+    else:
+        texts = [entry.body["text"] for entry in answer.timeline if entry.kind == "recovering"]
+        click.echo(f"{id} is recovering: {texts[-1]}.")
 
 
 @command.command("cause")
@@ -158,10 +162,14 @@ def note(hub: Client, id: str, text: str) -> None:
     click.echo(f"Note added to {id}.")
 
 
+def format_state(incident: answers.IncidentCard | answers.NamedIncident) -> str:
+    return "recovering" if incident.recovering_since else incident.state.value
+
+
 def describe(answer: answers.FullIncidentDetail) -> list[str]:
     incident, diagnosis, plan = answer.incident, answer.diagnosis, answer.plan
     ended = f", resolved {times.utc(incident.resolved_at)}" if incident.resolved_at else ""
-    state = f"{incident.severity}, {incident.state}; opened {times.utc(incident.opened_at)}{ended}"
+    state = f"{incident.severity}, {format_state(incident)}; opened {times.utc(incident.opened_at)}{ended}"
     lines = [f"{incident.id}  {incident.title}", state]
     if incident.workloads:
         lines.append(f"affects {', '.join(incident.workloads)}")

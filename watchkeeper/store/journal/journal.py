@@ -338,8 +338,9 @@ class Journal:
     def switch(self) -> repairs.RepairSwitch:
         return self._load_one(repairs.RepairSwitch, "repair_switch", REPAIR_SWITCH) or repairs.RepairSwitch()
 
-    def open_incident_ids(self) -> set[str]:
-        return {row[0] for row in self._rows("SELECT key FROM incident WHERE state <> 'resolved'")}
+    def open_incident_ids(self, *, with_recovering: bool = True) -> set[str]:
+        recovering = "" if with_recovering else " AND json_extract(body, '$.recovering_since') IS NULL"
+        return {row[0] for row in self._rows(f"SELECT key FROM incident WHERE state <> 'resolved'{recovering}")}  # noqa: S608
 
     def save_silence(self, silence: silences.Silence, *, at: datetime, actor: str, text: str) -> None:
         self._write("silence", {silence.id: wire.dumps(silence)}, at=at, actor=actor, text=text)

@@ -111,7 +111,7 @@ def test_rejecting_before_the_reboot_undoes_the_cordon(world: World) -> None:
 def test_a_reboot_cannot_be_undone(world: World) -> None:
     repair = plan_in_ask_mode(world)
     world.control.approve(repair.id, repair.digest, actor="ada", now=world.now)
-    world.settle(6)
+    world.settle(9)
     with pytest.raises(InvalidTransition, match="the repair is validating and cannot be undone"):
         world.control.reject(repair.incident, "oh", actor="bob", now=world.now)
 

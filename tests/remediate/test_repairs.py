@@ -17,6 +17,7 @@ from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate import repairs
 from watchkeeper.remediate.driver import ActionOutcome, NodeObservation
+from watchkeeper.remediate.validation import CheckResult, CheckState
 
 CALLS = ["cordon n1", "drain n1", "reboot n1", "uncordon n1"]
 
@@ -172,7 +173,7 @@ def test_an_incident_that_ends_by_itself_has_its_cordon_taken_off(world: World) 
 
 def test_an_incident_that_its_own_repair_ends_is_validated_all_the_same(world: World) -> None:
     id = broken(world)
-    world.settle(6)
+    world.settle(9)
     assert world.state(id) == "validating"
     world.ends(id)
     world.settle(30)
@@ -188,6 +189,44 @@ def test_a_node_that_does_not_pass_stays_out_and_has_an_open_incident(world: Wor
     assert (world.state(id), world.cluster.ours()) == ("failed", ["n1"])
     assert [event.fields["cause"] for event in world.reported] == ["gpu_fell_off_bus"]
     assert "stays out of service after its repair: Validation failed" in world.reported[0].text
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_reboot_is_in_progress_until_the_boot_is_observed(world: World, restarts: bool) -> None:
+    world.boot = CheckResult("booted", CheckState.UNKNOWN, "n1 has not booted since 12:00:03Z")
+    id = broken(world)
+    world.settle(100)
+    if restarts:
+        world.restart()
+        world.settle(3)
+    repair = world.repairs.find(id)
+    assert repair is not None
+    assert (repair.state, repair.activity) == ("acting", "rebooting n1")
+    assert repair.waits_for == ("n1 has not booted since 12:00:03Z",)
+    assert world.boot_since is not None
+    assert world.boot_since <= repair.receipts[-1].at
+    world.boot = CheckResult("booted", CheckState.PASSED, "n1 booted at 12:01:35Z")
+    world.settle(3)
+    assert world.state(id) == "validating"
+    assert "n1 booted at 12:01:35Z" in world.story(id)
+    assert world.cluster.calls.count("reboot n1") == 1
+
+
+def test_a_node_that_does_not_boot_fails_its_repair_and_stays_cordoned(world: World) -> None:
+    world.boot = CheckResult("booted", CheckState.UNKNOWN, "n1 has not booted since 12:00:03Z")
+    id = broken(world)
+    world.settle(70, seconds=30)
+    repair = world.repairs.find(id)
+    assert repair is not None
+    assert (repair.state, world.cluster.ours()) == ("failed", ["n1"])
+    assert repair.reason.endswith("the limit is 1800 s; blocked on: n1 has not booted since 12:00:03Z")
+
+
+def test_without_a_source_of_boots_a_repair_says_so_and_continues(world: World) -> None:
+    id = broken(world)
+    world.settle(30)
+    assert "The reboot was ordered; no source of this hub reports when n1 boots" in world.story(id)
+    assert world.state(id) == "done"
 
 
 def test_a_hub_restarted_during_validation_checks_before_it_times_out(world: World) -> None:

@@ -13,6 +13,7 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.remediate.validation import (
+    BootCheck,
     CheckResult,
     CheckState,
     ConditionsClear,
@@ -65,6 +66,52 @@ def test_an_xid_of_hardware_after_the_repair_fails_it_and_one_of_a_program_does_
         CheckState.FAILED,
         "Xid 48 at 12:01:00Z: Xid 48",
     )
+
+
+def boot_check(*readings: tuple[str, float, float], boots: tuple[float, ...] = ()) -> BootCheck:
+    """`readings` are name, second and value, by the clock of the hub; `boots` the seconds of boot lines."""
+    engine, at_ms = EmbeddedEngine(Head(max_series=100)), round(NOON.timestamp() * 1000)
+    for name, second, value in readings:
+        host = {"instance": f"{NODE.node}:9100"} if name == "node_boot_time_seconds" else {"Hostname": NODE.node or ""}
+        labels = Labels({"__name__": name, "cluster": NODE.cluster, **host})
+        engine.appender.append([Sample(labels, at_ms + round(1000 * second), value)])
+    lines = [
+        events.Event(f"b{at}", events.EventKind.NODE_BOOT, None, NODE, NOON + timedelta(seconds=at), "Linux version")
+        for at in boots
+    ]
+    return BootCheck(engine, Records([replace(line, received_at=line.at) for line in lines]))
+
+
+BOOT, UPTIME = "node_boot_time_seconds", "watchkeeper_host_uptime_seconds"
+# The clock of this node is five minutes behind that of the hub.
+SLOW = NOON.timestamp() - 300
+
+
+def test_a_boot_is_seen_by_boot_time_uptime_or_kernel_log() -> None:
+    seen = [
+        boot_check((BOOT, -10, SLOW - 86_400), (BOOT, 110, SLOW + 60)),
+        boot_check((UPTIME, -10, 86_400), (UPTIME, 110, 40)),
+        boot_check((UPTIME, 110, 40)),
+        boot_check(boots=(60,)),
+    ]
+    assert [check.check(NODE, NOON, NOON + 2 * MINUTE).state for check in seen] == [CheckState.PASSED] * 4  # type: ignore[union-attr]
+
+
+def test_what_a_node_reports_before_it_goes_down_is_no_boot() -> None:
+    awaited = [
+        boot_check((BOOT, -10, SLOW - 86_400), (BOOT, 5, SLOW - 86_398)),
+        boot_check((BOOT, -10, SLOW - 86_400)),
+        boot_check((UPTIME, -10, 86_400), (UPTIME, 20, 86_430)),
+        boot_check((UPTIME, -10, 86_400), boots=(-60,)),
+    ]
+    for check in awaited:
+        result = check.check(NODE, NOON, NOON + MINUTE / 2)
+        assert result is not None
+        assert state_and_text(result) == (CheckState.UNKNOWN, f"{NODE.node} has not booted since 12:00:00Z")
+
+
+def test_a_boot_of_a_node_without_a_source_is_unknown_for_good() -> None:
+    assert boot_check().check(NODE, NOON, NOON + MINUTE) is None
 
 
 def test_a_rack_is_cool_when_each_gpu_was_below_its_limit_for_ten_minutes() -> None:

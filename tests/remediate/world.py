@@ -55,6 +55,9 @@ class World:
     # What is said of workloads that are not in `used`.
     idle: validation.CheckState = validation.CheckState.PASSED
     used: set[str] = field(default_factory=set)
+    # What is observed of a boot, and since when it was asked for; None: no source reports boots.
+    boot: validation.CheckResult | None = None
+    boot_since: datetime | None = None
     cluster_kind: type[TestCluster] = TestCluster
     # Checks beside those of each validation.
     checks: Sequence[validation.Validator] = ()
@@ -79,6 +82,7 @@ class World:
             report_event=self.reported.append,
             current_mode=lambda _: self.mode_decision,
             check_idle=self.look_for_use,
+            check_boot=self.look_for_boot,
         )
         self.repairs = Repairs(dependencies, now=self.now)
         self.control = RepairControl(self.repairs, approval_lifetime=timedelta(hours=1))
@@ -87,6 +91,10 @@ class World:
         used = [workload for workload in action.arguments.get("pods", "").split(",") if workload in self.used]
         state = validation.CheckState.FAILED if used else self.idle
         return validation.CheckResult("idle", state, f"{', '.join(used)} at work" if used else "nothing runs")
+
+    def look_for_boot(self, _: fleet.Place, since: datetime, __: datetime) -> validation.CheckResult | None:
+        self.boot_since = since
+        return self.boot
 
     def restart(self) -> None:
         """As after kill -9: nothing but the journal's file is left."""

@@ -151,6 +151,7 @@ class RepairLoop:
                 self.trust_rules.decide_mode(repair.cause, repair.pool), repair.actions
             ),
             check_idle=reclaim.IdleCheck(parts.engine).check,
+            check_boot=validation.BootCheck(parts.engine, parts.journal).check,
         )
         journal_repairs = Repairs(repair_dependencies, now=self._clock.now())
         handover = None

@@ -136,6 +136,9 @@ def record_outcome(repair: Repair, action: Action, outcome: ActionOutcome, *, no
     # The owner has time to react; `transitions` decides when it is over.
     if action.kind is ActionKind.WARN_OWNER:
         return recorded
+    # A reboot is done when the boot is observed, not when the call returned.
+    if action.kind is ActionKind.REBOOT:
+        return recorded
     # A cordon is done when it is observed on the node.
     if action.kind is ActionKind.CORDON:
         return replace(recorded, retry_at=now + _poll_interval(repair, now))
@@ -177,6 +180,12 @@ def skip_action(repair: Repair, action: Action, why: str, now: datetime) -> Repa
     if repair.state is RepairState.RESTORING:
         return replace(repair, undone=(*repair.undone, action.id), is_begun=False, tries=0, retry_at=None, waits_for=())
     return next_step(repair, text, now)
+
+
+def record_boot(repair: Repair, why: str, now: datetime) -> Repair:
+    """Record when the boot of the current step was observed."""
+    assert repair.action is not None
+    return _add_receipt(repair, repair.action, Result.DONE, text=why, now=now)
 
 
 def record_skip(repair: Repair, why: str, now: datetime) -> Repair:

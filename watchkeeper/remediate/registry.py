@@ -99,6 +99,8 @@ class RepairDependencies:
     # Opens an incident for a node that stays out of service without one.
     report_event: Callable[[events.Event], None] = lambda _: None
     on_change: Callable[[], None] = lambda: None
+    # Whether a node has booted since a time; None: no source reports its boots.
+    check_boot: Callable[[fleet.Place, datetime, datetime], validation.CheckResult | None] = lambda *_: None
     # The mode under the current settings; None: the mode of the plan is still valid.
     current_mode: Callable[[Repair], ModeDecision | None] = lambda _: None
     # Whether the workloads of an action were idle from the first time to the second.

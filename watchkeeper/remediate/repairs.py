@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from watchkeeper.errors import ActionFailed, ActionRefused, InvalidTransition
+from watchkeeper.errors import ActionFailed, ActionRefused, InvalidTransition, WatchkeeperError
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import actions, events, fleet, incidents, trust
 from watchkeeper.model.repairs import RECLAIM_KINDS, WAITING, Repair, RepairId, RepairState
@@ -280,6 +280,7 @@ class Repairs(RepairRegistry):
             is_resolved=is_resolved,
             refusal=self._find_drain_refusal(repair, now),
             check_results=self._run_checks(repair, now, is_resolved=is_resolved),
+            boot=self._check_boot(repair, now),
             hub_started_at=self._hub_started_at,
         )
 
@@ -302,6 +303,15 @@ class Repairs(RepairRegistry):
                 self._unreachable_nodes.add(node)
                 log.warning("node observation failed", extra=fields(node=node.node, error=error))
             return None
+
+    def _check_boot(self, repair: Repair, now: datetime) -> validation.CheckResult | None:
+        if not transitions.is_booting(repair):
+            return None
+        try:
+            return self._dependencies.check_boot(repair.node, transitions.reboot_began_at(repair), now)
+        except WatchkeeperError as error:
+            text = f"whether {repair.node_name} has booted is unknown: {error}"
+            return validation.CheckResult(validation.BOOTED, validation.CheckState.UNKNOWN, text)
 
     def _run_checks(self, repair: Repair, now: datetime, *, is_resolved: bool) -> tuple[validation.CheckResult, ...]:
         action = repair.action
@@ -330,6 +340,8 @@ class Repairs(RepairRegistry):
             updated = repair if observed is None else replace(repair, incarnation=observed.incarnation)
             if transition.skips:
                 updated = progress.record_skip(updated, transition.why, now)
+            elif transitions.is_booting(repair):
+                updated = progress.record_boot(updated, transition.why, now)
             return self.save(progress.next_step(updated, transition.why, now), now, text=transition.why)
         if transition.kind is TransitionKind.RELEASE:
             return self.save(progress.release_node(repair, transition.why), now, text=transition.why)

@@ -73,6 +73,8 @@ class TransitionContext:
     # The first refusal of a guard, before the repair starts, or before the next node of a rack is cordoned.
     refusal: str | None = None
     check_results: tuple[CheckResult, ...] = ()
+    # Whether the node has booted since its reboot began; None if no source reports its boots.
+    boot: CheckResult | None = None
     # Time before the start of this hub does not count towards a step's time limit.
     hub_started_at: datetime | None = None
 
@@ -200,6 +202,8 @@ def _decide_step(repair: Repair, context: TransitionContext, now: datetime) -> T
         return wait(*repair.waits_for)
     if action.kind is ActionKind.VALIDATE:
         return _decide_validation(context)
+    if is_booting(repair):
+        return _decide_boot(repair, context)
     if context.observed is None and action.kind is not ActionKind.CORDON:
         # A cordon reads the node itself; all later steps need to know that the node still has our cordon.
         return wait(f"the state of {repair.node.node} is unknown: the cluster does not answer")
@@ -249,6 +253,30 @@ def _decide_after_resolution(repair: Repair) -> Transition | None:
     if repair.is_reclaim:
         return restore(RepairState.ROLLED_BACK, "The fault has ended: the GPU is in use again or was released")
     return restore(RepairState.ROLLED_BACK, "The fault ended before the repair: its changes are undone")
+
+
+def is_booting(repair: Repair) -> bool:
+    """Whether the reboot of the current step was ordered: it is done when the boot is observed."""
+    action = repair.action
+    is_reboot = repair.is_running and action is not None and action.kind is ActionKind.REBOOT
+    return is_reboot and any(receipt.action == action and receipt.result is Result.DONE for receipt in repair.receipts)
+
+
+def reboot_began_at(repair: Repair) -> datetime:
+    """Return a time shortly before the reboot of the current step: the end of the step before."""
+    return max(
+        (receipt.at for receipt in repair.receipts if receipt.action != repair.action),
+        default=repair.started_at or repair.made_at,
+    )
+
+
+def _decide_boot(repair: Repair, context: TransitionContext) -> Transition:
+    if context.boot is None:
+        text = f"The reboot was ordered; no source of this hub reports when {repair.node_name} boots"
+        return Transition(TransitionKind.NEXT, text)
+    if context.boot.state is CheckState.PASSED:
+        return Transition(TransitionKind.NEXT, context.boot.text)
+    return wait(context.boot.text)
 
 
 def _decide_validation(context: TransitionContext) -> Transition:

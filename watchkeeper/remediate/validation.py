@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Protocol
 
@@ -45,6 +46,9 @@ DEFAULT_LIMIT_CELSIUS = 87.0
 AFTER_HARDWARE = frozenset({"diag_3"})
 # A faulty GPU fails within minutes of use; a longer soak would only keep the node out of service.
 SOAK = timedelta(minutes=5)
+UPTIME, BOOTED = "watchkeeper_host_uptime_seconds", "booted"
+# A boot time moves by seconds when the clock of the node is set.
+BOOT_JITTER_SECONDS, CLOCK_SLACK = 30.0, timedelta(minutes=10)
 PRESENCE_METRIC = "DCGM_FI_DEV_GPU_TEMP"
 ACTOR = "validation"
 # A receipt without a verdict is ordered again: a driver may need a minute after a boot.
@@ -167,6 +171,43 @@ class ConditionsClear:
             text = f"{len(active_faults)} hardware faults are active, such as: {active_faults[0][:200]}"
             return CheckResult(self.name, CheckState.UNKNOWN, text)
         return CheckResult(self.name, CheckState.PASSED, "no hardware fault is active")
+
+
+@dataclass(frozen=True, slots=True)
+class BootCheck:
+    """Whether a node has booted since a reboot began: by its boot time, its uptime, or its kernel log."""
+
+    engine: engines.Engine
+    journal: Journal
+
+    def check(self, place: fleet.Place, since: datetime, now: datetime) -> CheckResult | None:
+        """Return the boot, or that it is awaited; None if no source has reported when this node boots."""
+        clear = f"{place.node} booted at"
+        # Clocks of nodes may be minutes off; the hub's own time of arrival is not.
+        for event in self.journal.events_at(place, since=since - CLOCK_SLACK, until=now + CLOCK_SLACK):
+            if event.kind is events.EventKind.NODE_BOOT and (event.received_at or event.at) > since:
+                return CheckResult(BOOTED, CheckState.PASSED, f"{clear} {event.at:%H:%M:%S}Z, in its kernel log")
+        before, after = self._boot_times(place, since), self._boot_times(place, now)
+        for source, at in after.items():
+            # Its first reading counts from the reboot on.
+            if at - before.get(source, since.timestamp()) > BOOT_JITTER_SECONDS:
+                text = f"{clear} {datetime.fromtimestamp(at, UTC):%H:%M:%S}Z ({source})"
+                return CheckResult(BOOTED, CheckState.PASSED, text)
+        if not before and not after:
+            return None
+        return CheckResult(BOOTED, CheckState.UNKNOWN, f"{place.node} has not booted since {since:%H:%M:%S}Z")
+
+    def _boot_times(self, place: fleet.Place, at: datetime) -> Mapping[str, float]:
+        """When the node booted, as each source reported it at this time."""
+        cluster, node = own_metrics.escape(place.cluster), own_metrics.escape(place.node or "")
+        instance = own_metrics.escape(re.escape(place.node or ""))
+        exprs = {
+            "node_boot_time_seconds": f'node_boot_time_seconds{{cluster="{cluster}",Hostname="{node}"}} or '
+            f'node_boot_time_seconds{{cluster="{cluster}",instance=~"{instance}(:[0-9]+)?"}}',
+            UPTIME: f"timestamp({UPTIME}{node_selector(place)}) - {UPTIME}{node_selector(place)}",
+        }
+        results = {name: self.engine.instant(f"max({expr})", clock.to_ms(at)).latest() for name, expr in exprs.items()}
+        return {name: next(iter(values.values())) for name, values in results.items() if values}
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,8 +167,12 @@ class SimCluster:
             self.machines.jobs.end(job)
         return self._done(node, f"scaled {name} down")
 
-    def step(self, now: int) -> None:
-        """Finish the reboots that are due: a new kernel, reset counters, and faults that a reboot repairs end."""
+    def step(self, now: int) -> list[SimNode]:
+        """Finish the reboots that are due: a new kernel, reset counters, and faults that a reboot repairs end.
+
+        Return the nodes that booted.
+        """
+        booted = []
         for name, until in list(self._down_until.items()):
             if until <= now:
                 del self._down_until[name]
@@ -179,6 +183,8 @@ class SimCluster:
                 self.machines.kernel.reboot(node, datetime.fromtimestamp(now, UTC))
                 self.faults.repair(FaultRepair.REBOOT, node)
                 self._update_schedulable(node)
+                booted.append(node)
+        return booted
 
     def _is_new_mark(self, action: str, by: str) -> bool:
         if (action, by) in self._marks:

@@ -56,6 +56,10 @@ class SimHosts:
         self._cpu_seconds = np.outer([1 - IDLE_CPU_SHARE, IDLE_CPU_SHARE], up_seconds)
         self._cached_parts: dict[int, tuple[tuple[object, ...], bytes]] = {}
 
+    def boot(self, node: SimNode, now: int) -> None:
+        self.booted_at[node.row] = now
+        self._cpu_seconds[:, node.row] = 0.0
+
     def step(self, total: EffectTotals) -> None:
         self._port_bytes += self._bytes_per_second * self._physics.activity[8] * self._physics.clock_share
         utilisation = np.add.reduceat(self._physics.activity[5], self._first_rows) / self._gpu_counts

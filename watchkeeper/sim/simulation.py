@@ -87,7 +87,8 @@ class Simulation:
 
     def _step(self) -> None:
         self.second += 1
-        self.cluster.step(self.second)
+        for node in self.cluster.step(self.second):
+            self.hosts.boot(node, self.second)
         self._start_planned()
         self.faults.step(self.second)
         jobs, physics = self.machines.jobs, self.machines.physics

@@ -46,6 +46,14 @@ def test_a_directory_in_use_is_refused_until_it_is_released(tmp_path: Path) -> N
     claimed(tmp_path).release()
 
 
+def test_a_locked_folder_is_refused_until_its_lock_is_closed(tmp_path: Path) -> None:
+    lock = files.lock_folder(tmp_path / "samples")
+    with pytest.raises(StartRefused, match="another hub stores its samples in this folder"):
+        files.lock_folder(tmp_path / "samples")
+    os.close(lock)
+    os.close(files.lock_folder(tmp_path / "samples"))
+
+
 def test_a_directory_with_files_of_another_program_is_refused_and_not_changed(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("dear reader")
     with pytest.raises(

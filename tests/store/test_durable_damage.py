@@ -96,6 +96,8 @@ def test_a_truncated_wal_loses_only_the_last_record(tmp_path: Path) -> None:
     rig.store.close()
     segment = rig.segments()[0]
     os.truncate(segment, segment.stat().st_size - 3)
+    # As if the last record had been written when the power failed: the inventory is written after it.
+    (tmp_path / "inventory.json").unlink()
     store = rig.open()
     assert read(store) == {labels: rows[:19] for labels, rows in whole.items()}
     assert (store.status().damages, store.status().torn_bytes > 0) == (0, True)

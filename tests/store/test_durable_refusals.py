@@ -42,15 +42,14 @@ def test_an_unreadable_file_is_reported_and_the_store_opens(tmp_path: Path, patt
     path.unlink()
     path.symlink_to(UNREADABLE)
     rig.open()
-    assert [damage.path for damage in rig.store.damages] == [path]
-    assert "Input/output error" in rig.store.damages[0].problem
+    assert {damage.path for damage in rig.store.damages} == {path}
+    assert any("Input/output error" in damage.problem for damage in rig.store.damages)
     assert read(rig.store)[SERIES[0]]
     assert rig.scrape("node", SERIES, rig.now_ms + MINUTE, [1.0] * 4).kept == 4
     rig.store.close()
     if path.parent != tmp_path:
-        assert [damage.path for damage in backup.find_corruptions(backup.StoreLocations(tmp_path, tmp_path, None))] == [
-            path
-        ]
+        corruptions = backup.find_corruptions(backup.StoreLocations(tmp_path, tmp_path, None))
+        assert {damage.path for damage in corruptions} == {path}
 
 
 @pytest.mark.parametrize("name", ["wal", "blocks"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -88,6 +89,8 @@ class Samples:
         self.closing.callback(self._directory.release)
         try:
             if (local := self.engine.local) is not None:
+                # With `query.data`, hubs with different data directories could use the same folder.
+                self.closing.callback(os.close, files.lock_folder(settings.samples_path))
                 limits = durable.StoreSettings.from_settings(settings.query)
                 self._store = durable.open_store(settings.samples_path, limits, clock_ms=self._now_ms)
                 local.head = self._store
@@ -110,9 +113,12 @@ class Samples:
         return None if self._store is None else self._store.newest_ms
 
     def problems(self) -> Iterator[str]:
-        """Samples ahead of the clock, and a full store, one sentence each."""
+        """Damaged files, samples ahead of the clock, and a full store, one sentence each."""
         if self._store is None:
             return
+        if self._store.damages:
+            count, first = self._store.status().damages, self._store.damages[0]
+            yield f"samples: {count} damaged places, the first is {first}. Run `watchkeeper store verify`"
         if ahead := clock_check.describe_problem(self._store, self._now_ms()):
             yield ahead
         if len(self._store) >= (max_series := self.runtime.settings.query.max_series):

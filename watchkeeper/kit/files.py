@@ -82,6 +82,19 @@ def read_key_file(path: Path) -> bytes:
     return secret.encode()
 
 
+def lock_folder(folder: Path) -> int:
+    """Lock a folder until the descriptor is closed; StartRefused if another process has it."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        remedy = "Stop it first, or choose another folder with `query.data`"
+        raise StartRefused("another hub stores its samples in this folder", where=str(folder), remedy=remedy) from error
+    return descriptor
+
+
 class DataDirectory:
     """A directory that only this process uses, marked as ours and locked while we run."""
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from watchkeeper import errors
 from watchkeeper.kit import files
+from watchkeeper.store import inventory
 from watchkeeper.store.blocks.block import Block, ChunkCache
 from watchkeeper.store.blocks.block_writer import SUFFIX
 from watchkeeper.store.corruption import Corruption
@@ -110,6 +111,7 @@ def restore_backup(source: Path, target: StoreLocations) -> list[Corruption]:
 def find_corruptions(locations: StoreLocations) -> Iterator[Corruption]:
     """Read everything and yield each damaged place; an incomplete record at the end of the WAL is not damage."""
     yield from _unreadable_folders(locations.samples)
+    yield from inventory.find_damage(locations.samples)
     for path in sorted(locations.samples.glob(f"wal/*{wal.SUFFIX}")):
         yield from (record for record in wal_records.records(path) if isinstance(record, Corruption) and record.problem)
     for path in sorted(locations.samples.glob(f"blocks/*{SUFFIX}")):

@@ -10,7 +10,7 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ from watchkeeper.config import settings
 from watchkeeper.kit import clock, durations, memory
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import labels as label_sets
-from watchkeeper.store import backup, quarantine
+from watchkeeper.store import backup, inventory, quarantine
 from watchkeeper.store.blocks import compaction
 from watchkeeper.store.blocks.block import Block, ChunkCache
 from watchkeeper.store.blocks.block_writer import REPLACED, SUFFIX, UNFINISHED, BlockWriter, block_name
@@ -140,6 +140,9 @@ class DurableStore:
         self._unmergeable: set[Path] = set()
         self._maintenance_lock = threading.Lock()
         self._jump_guard = clock.ClockJumpGuard(MAINTENANCE_SECONDS)
+        self._inventory = inventory.Inventory(path)
+        for damage in self._inventory.damages:
+            self._report(damage)
         self._block_list = self._open_blocks()
         self._loaded_ms = self._blocks_end_ms
         self.head.accept_from(self._blocks_end_ms)
@@ -156,6 +159,7 @@ class DurableStore:
             log.warning("WAL truncated at an incomplete record", extra=fields(bytes=self._replayed.torn_bytes))
         self._wal = WriteAheadLog(self._wal_folder, lock=self.head.lock, labels_of=self.head.labels_of)
         self._wal.segments = self._replayed.segments
+        self._wal.before_remove = self._inventory.forget
         self._wal.packed_histograms = self.head.histograms.packed
         self.head.log = self._wal if limits.uses_wal else None
         # A block ends in the past of the clock that wrote it; samples may be a little ahead, like the clocks of agents.
@@ -173,8 +177,9 @@ class DurableStore:
         """Write accepted samples to disk; return how many. StoreError if the write fails."""
         with self._disk_errors():
             count = self._wal.sync()
-            # After the samples, so that a failure of this file does not delay them.
-            self.metadata.save(self.path / "metadata.json")
+            # After the samples, so that a failure of these files does not delay them.
+            self._inventory.update(lambda: (self._block_list.blocks, list(self._wal.segments)))
+            self.metadata.save(self.path / "metadata.json", write=self._inventory.write_metadata)
             return count
 
     # Querying
@@ -315,6 +320,7 @@ class DurableStore:
     def _quarantine_blocks(self, first_future_ms: int, folder: Path) -> int:
         """Move blocks at or after a time to the folder, split the block across it; return how many samples moved."""
         blocks, count = [], 0
+        self._inventory.forget(block.path for block in self._block_list.blocks if block.end_ms > first_future_ms)
         for block in self._block_list.blocks:
             if block.start_ms < first_future_ms < block.end_ms:
                 kept_parts = self._split_block(block, first_future_ms, folder)
@@ -429,6 +435,7 @@ class DurableStore:
         )
         quarantine.remove_expired(self.path, oldest_ms=oldest_ms)
         self._remove_unreadable(oldest_ms)
+        self._inventory.expire(oldest_ms)
         if expired:
             remaining = tuple(block for block in self._block_list.blocks if block not in expired)
             self._block_list = _BlockList(remaining, self._block_list.end_ms)
@@ -441,9 +448,12 @@ class DurableStore:
             end_ms = path.stem.rpartition("-")[2]
             is_expired = end_ms.isdigit() and int(end_ms) <= oldest_ms
             if is_expired and path not in in_use and path.suffix in (SUFFIX, REPLACED):
+                self._inventory.forget([path])
                 path.unlink(missing_ok=True)
 
-    def _remove(self, blocks: Iterable[Block]) -> None:
+    def _remove(self, blocks: Sequence[Block]) -> None:
+        if blocks:
+            self._inventory.forget(block.path for block in blocks)
         for block in blocks:
             block.path.unlink(missing_ok=True)
             self._cache.drop_file(block.path)

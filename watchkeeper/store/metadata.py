@@ -6,10 +6,10 @@ Scrapes and remote write record it; a durable store saves it in one small file n
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from watchkeeper import errors
-from watchkeeper.kit import files
 
 Description = tuple[str, str, str]
 
@@ -34,12 +34,12 @@ class Metadata:
     def descriptions(self) -> dict[str, Description]:
         return dict(self._description_by_metric)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, *, write: Callable[[Path, bytes], None]) -> None:
         """Write the file if anything changed since it was written or read; StoreError if the write fails."""
         if not self._is_saved:
             self._is_saved = True
             try:
-                files.write_atomically(path, json.dumps(self.descriptions(), ensure_ascii=False, indent=0).encode())
+                write(path, json.dumps(self.descriptions(), ensure_ascii=False, indent=0).encode())
             except OSError as error:
                 self._is_saved = False
                 raise errors.StoreError(

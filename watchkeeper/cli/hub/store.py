@@ -81,30 +81,32 @@ def verify_command(locations: Any) -> None:
 @command.command("accept-loss")
 @with_locations
 def accept_loss_command(locations: Any) -> None:
-    """Accept that entries of the journal are lost: the hub is no longer degraded, and verify reports them no more.
+    """Accept that entries of the journal or files of samples are lost, so that they are reported no more.
 
-    Stop the hub first. The acceptance itself is an entry of the journal, with your user name.
+    Stop the hub first. For the journal, the acceptance itself is an entry, with your user name.
     """
     import getpass
     from contextlib import closing
     from datetime import UTC, datetime
 
     from watchkeeper.kit import files
+    from watchkeeper.store import inventory
     from watchkeeper.store.journal.journal import Journal
 
-    if locations.journal is None or not locations.journal.exists():
-        raise click.UsageError("There is no journal file in this data directory. Set it with --data.")
     directory = files.DataDirectory(locations.data)
     directory.claim()
+    accepted: list[object] = []
     try:
-        with closing(Journal(locations.journal)) as journal:
-            accepted = journal.accept_losses(at=datetime.now(UTC), actor=getpass.getuser())
+        if locations.journal is not None and locations.journal.exists():
+            with closing(Journal(locations.journal)) as journal:
+                accepted += journal.accept_losses(at=datetime.now(UTC), actor=getpass.getuser())
+        accepted += inventory.accept_damage(locations.samples)
     finally:
         directory.release()
-    for text in accepted:
-        click.echo(f"accepted: {text}")
+    for loss in accepted:
+        click.echo(f"accepted: {loss}")
     if not accepted:
-        click.echo("nothing to accept: no entries of the journal are missing")
+        click.echo("nothing to accept: no entry of the journal and no file of samples is missing")
 
 
 @command.command("export")

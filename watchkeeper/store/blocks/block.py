@@ -103,7 +103,7 @@ class Block:
             raise self._unreadable_error(str(error.strerror)) from error
         # A query may still read a block that compaction removed: the file stays open as long as this object exists.
         self.close = weakref.finalize(self, os.close, self._file)
-        self.bytes = os.fstat(self._file).st_size
+        self.bytes, self.checksum = os.fstat(self._file).st_size, 0
         try:
             footer = self._read_footer()
         except errors.StoreError:
@@ -250,6 +250,7 @@ class Block:
         content = self._read_bytes(max(0, self.bytes - TAIL.size - length), length)
         if magic != MAGIC or zlib.crc32(content) != checksum:
             raise self._unreadable_error("the checksum of its footer does not match")
+        self.checksum = checksum
         footer: dict[str, Any] = json.loads(content)
         if footer["version"] != VERSION:
             raise self._unreadable_error(f"it has version {footer['version']}, this Watchkeeper supports {VERSION}")

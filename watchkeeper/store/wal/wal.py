@@ -99,6 +99,7 @@ class WriteAheadLog:
         self._next_layout = 0
         self._current: Segment | None = None
         self.segments: list[Segment] = []
+        self.before_remove: Callable[[Sequence[Path]], None] = lambda _: None
         self.unlogged = 0
 
     def add_scrape(self, key: Hashable, ids: Ints, at_ms: int, values: Floats) -> None:
@@ -147,9 +148,12 @@ class WriteAheadLog:
     def remove(self, ended: Iterable[Segment]) -> None:
         """Remove ended segments whose samples are in blocks or in quarantine."""
         with self._writing:
-            for segment in [segment for segment in ended if segment in self.segments]:
+            removed = [segment for segment in ended if segment in self.segments]
+            self.segments = [segment for segment in self.segments if segment not in removed]
+            if removed:
+                self.before_remove([segment.path for segment in removed])
+            for segment in removed:
                 segment.path.unlink(missing_ok=True)
-                self.segments.remove(segment)
 
     def close(self) -> None:
         with self._writing:

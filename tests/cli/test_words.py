@@ -77,7 +77,18 @@ def test_the_impact_of_a_model_without_gpus_is_unknown() -> None:
     lines = described(blast)
     assert [line for line in lines if line.startswith("impact")] == [incidents.UNKNOWN_IMPACT]
     empty = {"cluster": "sim", "node": "n1", "gpu": None, "domain": None}
-    assert "impact 0 GPUs, 0 GPU-hours so far, 0.00 dollars per hour" in described(blast, place=empty)
+    assert incidents.NO_IMPACT in described(blast, place=empty)
+    stopped = {**blast, "hits": [{"workload": "llm", "team": "ai", "gpus": None, "stopped": True}]}
+    assert incidents.UNKNOWN_IMPACT in described(stopped, place=empty)
+
+
+def test_the_impact_names_the_incident_that_counts_the_other_gpus() -> None:
+    blast = {"gpus": 8, "gpu_hours": 2.0, "dollars_per_hour": 23.0, "currency": "USD", "hits": [], "teams": []}
+    assert "impact 8 GPUs do no work, 2 GPU-hours so far, 23.00 dollars per hour" in described(
+        blast | {"counted_in": []}
+    )
+    line = "impact 8 GPUs do no work, 2 GPU-hours so far, 23.00 dollars per hour (INC-1 counts the rest)"
+    assert line in described(blast | {"counted_in": ["INC-1"]})
 
 
 def test_a_stalled_job_names_its_incident() -> None:

@@ -101,12 +101,14 @@ def test_a_job_counts_once_with_all_its_gpus_and_hides_its_pods(room: Room, is_h
     assert query is not None
     radius = blast_radius.compute_blast_radius(
         incident,
-        samples.engine.instant(*query).latest(),
+        samples.engine.instant(*query).frame.labels,
         now=later(3600),
-        gpus_at=lambda _: 1,
+        gpus_at=lambda place: [place.gpu or ""],
         price_per_gpu_hour=2.0,
     )
-    assert radius.affected_workloads[0] == blast_radius.AffectedWorkload("llm", "core" if is_held else "unmapped", 16)
+    assert radius.affected_workloads[0] == blast_radius.AffectedWorkload(
+        "llm", "core" if is_held else "unmapped", 16, True
+    )
     assert [hit.workload for hit in radius.affected_workloads] == (
         ["llm", "ai/other"] if is_held else ["llm", "ai/llm-0", "ai/other"]
     )
@@ -132,12 +134,12 @@ def test_a_pod_of_a_training_job_counts_all_its_pods_and_a_replica_only_itself(r
     (incident,) = room.push(xid(79, gpu(3), 0))
     query = blast_radius.holders_query(incident, later(60))
     assert query is not None
-    holders = samples.engine.instant(*query).latest()
+    holders = samples.engine.instant(*query).frame.labels
     radius = blast_radius.compute_blast_radius(
-        incident, holders, now=later(3600), gpus_at=lambda _: 1, price_per_gpu_hour=2.0
+        incident, holders, now=later(3600), gpus_at=lambda place: [place.gpu or ""], price_per_gpu_hour=2.0
     )
     assert radius.affected_workloads == (
         blast_radius.AffectedWorkload("ai/llm", "core", 4),
         blast_radius.AffectedWorkload("ai/chat-x", "core", 1),
     )
-    assert (radius.broken_gpus, radius.gpus) == (1, 5)
+    assert (radius.broken_gpus, radius.gpus) == (1, 1), "no signal says that the job is stopped"

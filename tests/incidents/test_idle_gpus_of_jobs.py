@@ -143,9 +143,9 @@ def test_all_idle_gpus_of_a_job_count(shared: Room) -> None:
     )
     (incident,) = shared.incidents.open_incidents()
     hit = blast_radius.compute_blast_radius(
-        incident, {}, now=later(3600), gpus_at=lambda place: int(place.gpu is not None), price_per_gpu_hour=2
+        incident, (), now=later(3600), gpus_at=lambda place: [place.gpu or ""], price_per_gpu_hour=2
     )
-    assert (hit.broken_gpus, hit.dollars_per_hour) == (3, 6)
+    assert (hit.broken_gpus, hit.gpus, hit.dollars_per_hour) == (0, 3, 6)
 
 
 def underused(pod: str, at: float, *, ends: float | None = None) -> alerts.Alert:

@@ -47,8 +47,12 @@ class SmallFleet:
     def workload_labels(self) -> list[Labels]:
         return []
 
-    def expected_gpu_count(self, place: fleet.Place) -> int:
-        return 1 if place.gpu else sum(fleet_gpu.node == place.node for fleet_gpu in self.fleet_gpus)
+    def gpu_ids_at(self, place: fleet.Place) -> list[str]:
+        return [
+            gpu.gpu.uuid
+            for gpu in self.fleet_gpus
+            if place.gpu == gpu.gpu.uuid or (place.node == gpu.node and not place.gpu)
+        ]
 
     def place_name(self, place: fleet.Place) -> str:
         index = next((fleet_gpu.gpu.index for fleet_gpu in self.fleet_gpus if fleet_gpu.gpu.uuid == place.gpu), None)

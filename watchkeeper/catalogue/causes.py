@@ -10,6 +10,7 @@ import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import StrEnum
 from functools import cache, partial
 
 from watchkeeper.catalogue import pack
@@ -21,6 +22,14 @@ FILE, EFFECTS_FILE, DOMAIN_FILE = "causes.csv", "effects.csv", "domain_advice.cs
 ALWAYS = timedelta.max
 SCOPES = frozenset({"gpu", "node", "rack", "workload", "fleet"})
 PLACEHOLDERS = frozenset({"place", "node"})
+
+
+class GpuEffect(StrEnum):
+    """What a cause does to GPUs: `WAITING` are all GPUs of its job, the others those at its place."""
+
+    LOST = "lost"
+    IDLE = "idle"
+    WAITING = "waiting"
 
 
 def _template(text: str) -> str:
@@ -132,6 +141,11 @@ def is_effect_of_jobs(family: str) -> bool:
     return any(family in affected for cause, affected in _effects()[0].items() if lookup(cause).scope == "workload")
 
 
+def gpu_effect(cause: str) -> GpuEffect | None:
+    """How GPUs do no work because of this cause; None: they work on, or nothing tells."""
+    return _gpu_effects().get(cause)
+
+
 def is_job_effect(cause: str) -> bool:
     """Whether another fault can have this effect on a job."""
     return any(cause in effects for effects in _effects()[1].values())
@@ -157,6 +171,15 @@ def _by_event_kind() -> Mapping[events.EventKind, str]:
 @cache
 def _domain_next_steps() -> Mapping[str, str]:
     return dict(pack.load(DOMAIN_FILE, lambda cells: (_shipped_cause(cells["cause"]), _template(cells["next_step"]))))
+
+
+@cache
+def _gpu_effects() -> Mapping[str, GpuEffect]:
+    def read(cells: Mapping[str, str]) -> tuple[str, GpuEffect]:
+        pack.required(cells["why"])
+        return _shipped_cause(cells["cause"]), GpuEffect(cells["gpus"])
+
+    return dict(pack.load("gpu_effects.csv", read))
 
 
 @cache

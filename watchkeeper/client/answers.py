@@ -73,11 +73,12 @@ class AffectedWorkload(HubAnswer):
     workload: str
     team: str
     gpus: int | None
+    stopped: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BlastRadius(HubAnswer):
-    """`broken_gpus` are the GPUs at the incident's places; `gpus` also counts all GPUs of the affected workloads."""
+    """`gpus` do no work: `broken_gpus` of them are lost, others are idle or wait in a job that is stopped."""
 
     broken_gpus: int
     gpus: int
@@ -87,6 +88,7 @@ class BlastRadius(HubAnswer):
     dollars_per_hour: float | None
     cost_so_far: float | None
     currency: str
+    counted_in: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -710,6 +712,7 @@ class GpuEvent(HubAnswer):
     alert: str
     advice: str
     own_family: str
+    previous_seconds: float
     incident: str
 
 

@@ -6,7 +6,7 @@ API the services that it uses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
@@ -169,7 +169,7 @@ class FleetProtocol(Protocol):
 
     def place_name(self, place: Place) -> str: ...
 
-    def expected_gpu_count(self, place: Place) -> int: ...
+    def gpu_ids_at(self, place: Place) -> Collection[str]: ...
 
 
 class TargetsProtocol(Protocol):

@@ -1,19 +1,21 @@
 """Blast radius: which GPUs, jobs and teams an incident affects, and what that costs.
 
-A broken GPU stops its job on all other GPUs of the job. So the blast radius counts all GPUs of the affected
-workloads, not only the broken ones. A distributed job counts as one workload with all its pods; each replica of a
-service counts on its own.
+A fault under a job may stop it on all its GPUs, or not at all. So all GPUs of a job count while a signal shows that it
+finishes no step, and otherwise those that are lost or idle. A distributed job counts as one workload with all its pods;
+each replica of a service counts on its own.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from watchkeeper.catalogue.causes import GpuEffect
+from watchkeeper.incidents import gpu_claims
 from watchkeeper.incidents.footprint import RANKS, jobs_of
-from watchkeeper.kit import clock, own_metrics
+from watchkeeper.kit import clock, own_metrics, wire
 from watchkeeper.model import fleet, labels, workloads
 from watchkeeper.model.incidents import Incident
 
@@ -22,6 +24,7 @@ WORKLOAD_INFO = "watchkeeper_gpu_workload_info"
 WINDOW = "5m"
 SHARE = "watchkeeper:job_gpu:share"
 TRAINING = "watchkeeper:job_training:group"
+OF_ONE_GPU = "cluster, UUID, namespace, workload, team"
 OF_ONE_JOB = "on (cluster, workload_kind, namespace, job_name)"
 SETTLED = timedelta(seconds=60)
 
@@ -33,21 +36,25 @@ class AffectedWorkload:
     workload: str
     team: str
     gpus: int | None
+    # Whether a signal shows that it finishes no step; only then its GPUs count and cost.
+    is_stopped: bool = wire.json_key("stopped", default=False)
 
 
 @dataclass(frozen=True, slots=True)
 class BlastRadius:
-    """`broken_gpus` are the GPUs at the incident's places; `gpus` also counts all GPUs of the affected workloads."""
+    """`gpus` do no work: `broken_gpus` of them are lost, others are idle or wait in a job that is stopped."""
 
     broken_gpus: int
     gpus: int
     affected_workloads: tuple[AffectedWorkload, ...] = field(metadata={"json_key": "hits"})
     teams: tuple[str, ...]
     gpu_hours: float
-    # In `currency`, which is mostly USD; None without a price.
+    # In `currency`, which is mostly USD; None without a price, or if the GPUs of a stopped job are unknown.
     dollars_per_hour: float | None
     cost_so_far: float | None = None
     currency: str = "USD"
+    # Older open incidents that count some of these GPUs, which cost nothing here.
+    counted_in: tuple[str, ...] = ()
 
     @property
     def hourly_text(self) -> str:
@@ -61,10 +68,14 @@ class BlastRadius:
         return tuple(affected.workload for affected in self.affected_workloads if affected.team == fleet.UNMAPPED)
 
 
-def holders_query(incident: Incident, now: datetime) -> tuple[str, int] | None:
-    """The query for the GPUs of the affected workloads, and its time in ms; None without affected workloads."""
+def holders_query(incident: Incident, now: datetime, older: Iterable[Incident] = ()) -> tuple[str, int] | None:
+    """The query for the GPUs of the affected workloads, and its time in ms; None without affected workloads.
+
+    `older` are open incidents that may count the same GPUs.
+    """
     jobs = jobs_of(incident)
     others = {workload.rpartition("/")[2] for workload in incident.workloads if workload not in jobs}
+    jobs |= frozenset().union(*(gpu_claims.stopped_workloads(other) for other in older))
     exprs = [_job_gpus_query(jobs)] if jobs else []
     if others:
         selector = f'{{workload=~"{_names_pattern(others)}"}}[{WINDOW}]'
@@ -72,8 +83,8 @@ def holders_query(incident: Incident, now: datetime) -> tuple[str, int] | None:
         affected = f"last_over_time({SHARE}{selector}) and {OF_ONE_JOB} last_over_time({TRAINING}[{WINDOW}])"
         all_pods = f"last_over_time({SHARE}[{WINDOW}]) and {OF_ONE_JOB} ({affected})"
         gangs = f'label_replace({all_pods}, "gang", "$1", "job_name", "(.+)")'
-        exprs.append(f"count by (gang, namespace, workload, team) ({gangs})")
-        exprs.append(f"count by (namespace, workload, team) (last_over_time({WORKLOAD_INFO}{selector}))")
+        exprs.append(f"group by (gang, {OF_ONE_GPU}) ({gangs})")
+        exprs.append(f"group by ({OF_ONE_GPU}) (last_over_time({WORKLOAD_INFO}{selector}))")
     return (" or ".join(exprs), clock.to_ms(min(now, incident.opened_at + SETTLED))) if exprs else None
 
 
@@ -84,10 +95,8 @@ def _job_gpus_query(jobs: Collection[str]) -> str:
     held_gpus = f"max by (cluster, UUID, namespace, workload, team) (last_over_time({WORKLOAD_INFO}[{WINDOW}]))"
     # A GPU that two jobs share counts for only one of them.
     by_pod = f"{held_gpus} * on (cluster, UUID) group_left (job_name) topk by (cluster, UUID) (1, {ranks})"
-    return (
-        f"(count by (job_name, namespace, workload, team) ({by_pod}) or on (job_name) count by (job_name) ({ranks})"
-        f" or on (job_name) count by (job_name, namespace, workload, team) (last_over_time({SHARE}{selector})))"
-    )
+    shares = f"group by (job_name, {OF_ONE_GPU}) (last_over_time({SHARE}{selector}))"
+    return f"(group by (job_name, {OF_ONE_GPU}) ({by_pod}) or on (job_name) ({ranks}) or on (job_name) ({shares}))"
 
 
 def _names_pattern(names: Collection[str]) -> str:
@@ -96,40 +105,55 @@ def _names_pattern(names: Collection[str]) -> str:
 
 def compute_blast_radius(
     incident: Incident,
-    holders: Mapping[labels.Labels, float],
+    holders: Collection[labels.Labels],
     *,
     now: datetime,
-    gpus_at: Callable[[fleet.Place], int],
+    gpus_at: gpu_claims.GpusAt,
     price_per_gpu_hour: float | None,
     currency: str = "USD",
+    older: Sequence[Incident] = (),
 ) -> BlastRadius:
-    """What an incident affects, or affected while it was open; `holders` is the result of `holders_query`."""
-    affected = _affected_workloads(incident, holders)
-    places = {member.place for member in incident.members}
-    outside = {place for place in places if place == incident.place or not incident.place.encloses(place)}
-    same_cause = [member for member in incident.members if member.place.gpu and member.cause == incident.cause]
-    # Idle GPUs of one job are one incident, at the place of the first of them.
-    same_cause_gpus = len({replace(member.place, slice=None) for member in same_cause}) if incident.place.gpu else 0
-    broken_gpus = max(gpus_at(incident.place), same_cause_gpus) or sum(gpus_at(place) for place in outside)
-    gpus = max(broken_gpus, sum(workload.gpus or 0 for workload in affected))
-    gpu_hours = gpus * max(((incident.resolved_at or now) - incident.opened_at).total_seconds(), 0.0) / 3600
+    """What an incident affects, or affected while it was open; `holders` are the series of `holders_query`."""
+    gpus_of, affected = gpus_of_workloads(holders), _affected_workloads(incident, holders)
+    claims = gpu_claims.find_claims(incident, gpus_at, gpus_of)
+    current = gpu_claims.find_claims(incident, gpus_at, gpus_of, current=True)
+    claims_of = {other.id: gpu_claims.find_claims(other, gpus_at, gpus_of, current=True) for other in older}
+    others = [claim for of_other in claims_of.values() for claim in of_other]
+    gpus = gpu_claims.claimed_gpus(current)
+    gpu_hours = gpu_claims.gpu_hours(claims, others, end=incident.resolved_at or now)
+    # A stopped job of which no GPU is known.
+    is_unknown = any(claim.effect is GpuEffect.WAITING and not claim.gpus for claim in current)
+    price = None if is_unknown else price_per_gpu_hour
+    paid = len(gpus - gpu_claims.claimed_gpus(others))
     return BlastRadius(
-        broken_gpus=broken_gpus,
-        gpus=gpus,
+        broken_gpus=len(gpu_claims.claimed_gpus(current, GpuEffect.LOST)),
+        gpus=len(gpus),
         affected_workloads=affected,
         teams=tuple(sorted({workload.team for workload in affected})),
         gpu_hours=round(gpu_hours, 2),
-        dollars_per_hour=None if price_per_gpu_hour is None else round(gpus * price_per_gpu_hour, 2),
-        cost_so_far=None if price_per_gpu_hour is None else round(gpu_hours * price_per_gpu_hour, 2),
+        dollars_per_hour=None if price is None else round(paid * price, 2),
+        cost_so_far=None if price is None else round(gpu_hours * price, 2),
         currency=currency,
+        counted_in=tuple(id for id, of_other in claims_of.items() if gpus & gpu_claims.claimed_gpus(of_other)),
     )
 
 
-def _affected_workloads(incident: Incident, holders: Mapping[labels.Labels, float]) -> tuple[AffectedWorkload, ...]:
-    gpus_by_workload: dict[str, tuple[str, float]] = {}
+def gpus_of_workloads(holders: Iterable[labels.Labels]) -> dict[str, set[str]]:
+    """GPUs by the name of the job and of each pod or Slurm job; a series without a UUID counts as one GPU."""
+    gpus: dict[str, set[str]] = {}
+    for holder in holders:
+        for name in filter(
+            None, (holder.get("job_name"), _workload_name(holder, label="gang"), _workload_name(holder))
+        ):
+            gpus.setdefault(name, set()).add(holder.get("UUID") or str(holder))
+    return gpus
+
+
+def _affected_workloads(incident: Incident, holders: Collection[labels.Labels]) -> tuple[AffectedWorkload, ...]:
+    gpus_of, stopped = gpus_of_workloads(holders), gpu_claims.stopped_workloads(incident)
     # Pods that are counted as part of their job; on their own they would count twice.
-    counted_pods, gang_of_pod = set[str](), dict[str, str]()
-    for holder, value in holders.items():
+    teams, counted_pods, gang_of_pod = dict[str, str](), set[str](), dict[str, str]()
+    for holder in holders:
         name = _workload_name(holder)
         if holder.get("job_name"):
             counted_pods.add(name)
@@ -137,15 +161,16 @@ def _affected_workloads(incident: Incident, holders: Mapping[labels.Labels, floa
         elif holder.get("gang"):
             gang_of_pod[name] = _workload_name(holder, label="gang")
             name = gang_of_pod[name]
-        team, gpus_before = gpus_by_workload.get(name, (holder.get("team", ""), 0.0))
-        gpus_by_workload[name] = (team, gpus_before + value)
+        teams.setdefault(name, holder.get("team", ""))
     affected = []
     names = [gang_of_pod.get(name, name) for name in incident.workloads if name not in counted_pods]
     for workload in dict.fromkeys(names):
-        team, gpus = gpus_by_workload.get(workload, (workload.partition("/")[0] if "/" in workload else "", None))
-        affected.append(AffectedWorkload(workload, team or fleet.UNMAPPED, None if gpus is None else int(gpus)))
+        team = teams.get(workload, workload.partition("/")[0] if "/" in workload else "") or fleet.UNMAPPED
+        gpus = len(gpus_of[workload]) if workload in gpus_of else None
+        affected.append(AffectedWorkload(workload, team, gpus, workload in stopped))
     return tuple(affected)
 
 
 def _workload_name(holder: Mapping[str, str], *, label: str = "workload") -> str:
-    return workloads.workload_name(holder.get("namespace", ""), holder.get(label, ""))
+    name = holder.get(label, "")
+    return workloads.workload_name(holder.get("namespace", ""), name) if name else ""

@@ -303,6 +303,7 @@ def _join(
     absorbable: Sequence[Incident] = (),
 ) -> Decision:
     """Add the signal to the target; if the signal leads it, the other incidents become part of it."""
+    signal = _with_previous_time(target.members, signal)
     members = _with_member(target.members, signal)
     is_leading = leading_member(members) is signal.member
     absorbed = tuple(other for other in others if is_leading or other in absorbable)
@@ -324,7 +325,7 @@ def _join(
 
 
 def _reopen(previous: Incident, signal: Signal, *, now: datetime, context: CorrelationContext, text: str) -> Decision:
-    reopened = move(previous, IncidentState.OPEN, at=now)
+    signal, reopened = _with_previous_time(previous.members, signal), move(previous, IncidentState.OPEN, at=now)
     members = _limit_members(_with_member(previous.members, signal))
     return Decision(IncidentStep.REOPENED, _next_version(_refresh(reopened, members, context=context), previous), text)
 
@@ -342,6 +343,15 @@ def _open(signal: Signal, *, now: datetime, context: CorrelationContext) -> Deci
         members=(),
     )
     return Decision(IncidentStep.OPENED, _refresh(blank, (signal.member,), context=context), signal.member.text)
+
+
+def _with_previous_time(members: Sequence[Member], signal: Signal) -> Signal:
+    """The signal; if it returns, with the time for which it was true before."""
+    for member in members:
+        if member.ref == signal.member.ref and member.until is not None:
+            seconds = member.previous_seconds + max(0.0, (member.until - member.since).total_seconds())
+            return replace(signal, member=replace(signal.member, previous_seconds=seconds))
+    return signal
 
 
 def _with_member(members: tuple[Member, ...], signal: Signal) -> tuple[Member, ...]:

@@ -61,6 +61,8 @@ class Member:
     alert: str = ""
     advice: str = ""
     own_family: str = ""
+    # How long it was true before it ended and returned.
+    previous_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

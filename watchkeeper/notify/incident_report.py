@@ -112,9 +112,12 @@ def _impact_lines(report: IncidentReport) -> list[str]:
     blast = report.blast
     if blast is None:
         return ["- **Blast radius:** unknown (query engine unavailable)"]
-    hits = ", ".join(f"{hit.workload} ({_format_gpus(hit.gpus)})" for hit in blast.affected_workloads)
+    hits = ", ".join(
+        f"{hit.workload} ({_format_gpus(hit.gpus)}{', stopped' if hit.is_stopped else ''})"
+        for hit in blast.affected_workloads
+    )
     teams = f", team {_escape(', '.join(blast.teams))}" if blast.teams else ""
-    cost = f"{_format_gpus(blast.gpus)}, {blast.gpu_hours:g} GPU-hours, {blast.hourly_text}"
+    cost = f"{_format_gpus(blast.gpus)} without work, {blast.gpu_hours:g} GPU-hours, {blast.hourly_text}"
     return [f"- **Impact:** {_escape(hits) or 'no workload'}{teams}", f"- **Cost:** {cost}"]
 
 

@@ -173,13 +173,16 @@ class ScrapedInventory:
             self._nodes_in = nodes_in
         return self._nodes_in.get(domain, [])
 
-    def expected_gpu_count(self, place: fleet.Place) -> int:
-        """How many GPUs a place has: listed or scraped, including gone GPUs."""
+    def gpu_ids_at(self, place: fleet.Place) -> list[str]:
+        """The GPUs of a place, also gone ones; `n1/7` is one that is expected and has never reported."""
         if place.gpu is not None:
-            return 1
-        nodes = [place] if place.node is not None else self.nodes_in_domain(place)
-        members = (self.node(member.node or "", member.cluster) for member in nodes)
-        return sum(max(node.expected_gpus or 0, len(self.gpus_of(node))) for node in members if node is not None)
+            return [place.gpu]
+        places = [place] if place.node is not None else self.nodes_in_domain(place)
+        ids: list[str] = []
+        for node in filter(None, (self.node(each.node or "", each.cluster) for each in places)):
+            uuids = [gpu.gpu.uuid for gpu in self.gpus_of(node)]
+            ids += [*uuids, *(f"{node.name}/{index}" for index in range(len(uuids), node.expected_gpus or 0))]
+        return ids
 
     def gone_nodes(self) -> list[tuple[fleet.Node, int]]:
         """Nodes that discovery no longer lists, with the time since when."""

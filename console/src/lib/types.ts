@@ -54,8 +54,9 @@ export interface AffectedWorkload {
   workload: string;
   team: string;
   gpus: number | null;
+  stopped: boolean;
 }
-/** `broken_gpus` are the GPUs at the incident's places; `gpus` also counts all GPUs of the affected workloads. */
+/** `gpus` do no work: `broken_gpus` of them are lost, others are idle or wait in a job that is stopped. */
 export interface BlastRadius {
   broken_gpus: number;
   gpus: number;
@@ -65,6 +66,7 @@ export interface BlastRadius {
   dollars_per_hour: number | null;
   cost_so_far: number | null;
   currency: string;
+  counted_in: string[];
 }
 export type BudgetState = "over" | "will_be_over" | "may_be_over" | "unknown" | "within" | "no_budget";
 /** The burn rate over a long and a short window; its alert fires if both exceed `factor`. */
@@ -653,6 +655,7 @@ export interface GpuEvent {
   alert: string;
   advice: string;
   own_family: string;
+  previous_seconds: number;
   incident: string;
 }
 export interface Incident {
@@ -716,6 +719,7 @@ export interface Member {
   alert: string;
   advice: string;
   own_family: string;
+  previous_seconds: number;
 }
 export type MemberKind = "event" | "alert" | "domain";
 /** Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None, advice: 'str' = '', recovering_since: 'datetime | None' = None) */

@@ -9,6 +9,7 @@ from watchkeeper.client import answers
 from watchkeeper.client.hub import Client
 from watchkeeper.kit import wire
 
+NO_IMPACT = "impact none yet: no GPU is lost or idle, and no job is stopped"
 UNKNOWN_IMPACT = "impact unknown: no source reports which GPUs it uses"
 
 
@@ -166,6 +167,18 @@ def format_state(incident: answers.IncidentCard | answers.NamedIncident) -> str:
     return "recovering" if incident.recovering_since else incident.state.value
 
 
+def _describe_impact(incident: answers.NamedIncident, blast: answers.BlastRadius) -> str:
+    if blast.gpus:
+        currency, price = blast.currency.replace("USD", "dollars"), blast.dollars_per_hour
+        cost = "cost unknown" if price is None else f"{price:,.2f} {currency} per hour"
+        elsewhere = f" ({', '.join(blast.counted_in)} counts the rest)" if blast.counted_in else ""
+        return f"impact {blast.gpus} GPUs do no work, {blast.gpu_hours:g} GPU-hours so far, {cost}{elsewhere}"
+    # No GPUs means unknown for a model or job whose GPUs no source reports.
+    is_stopped = any(hit.stopped for hit in blast.hits)
+    is_known = not is_stopped and (blast.hits or incident.place.node)
+    return NO_IMPACT if is_known else UNKNOWN_IMPACT
+
+
 def describe(answer: answers.FullIncidentDetail) -> list[str]:
     incident, diagnosis, plan = answer.incident, answer.diagnosis, answer.plan
     ended = f", resolved {times.utc(incident.resolved_at)}" if incident.resolved_at else ""
@@ -174,13 +187,7 @@ def describe(answer: answers.FullIncidentDetail) -> list[str]:
     if incident.workloads:
         lines.append(f"affects {', '.join(incident.workloads)}")
     if blast := answer.blast:
-        gpu_hours, currency = f"{blast.gpu_hours:g} GPU-hours", blast.currency.replace("USD", "dollars")
-        price = (
-            "cost unknown" if blast.dollars_per_hour is None else f"{blast.dollars_per_hour:,.2f} {currency} per hour"
-        )
-        # No GPUs means unknown for a model or job whose GPUs no source reports.
-        is_known = blast.gpus or blast.hits or incident.place.node
-        lines.append(f"impact {blast.gpus} GPUs, {gpu_hours} so far, {price}" if is_known else UNKNOWN_IMPACT)
+        lines.append(_describe_impact(incident, blast))
         if blast.teams:
             lines.append(f"teams {', '.join(blast.teams)}")
     if silence := answer.silenced_by:

@@ -15,7 +15,7 @@ from typing import Any
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import services
 from watchkeeper.hub.fleet_prices import FleetPrices
-from watchkeeper.incidents import blast_radius, incident_labels
+from watchkeeper.incidents import blast_radius, gpu_claims, incident_index, incident_labels
 from watchkeeper.kit import wire
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import diagnosis, incidents, silences
@@ -122,21 +122,34 @@ class IncidentReports:
 
     async def load_blast_radius(self, incident: Incident) -> blast_radius.BlastRadius | None:
         """The workloads, teams and cost that an incident affects; None if the query fails."""
-        now, query = self._runtime.clock.now(), blast_radius.holders_query(incident, self._runtime.clock.now())
+        now, older = self._runtime.clock.now(), await self._journal.read(lambda: self._older_incidents(incident))
+        query = blast_radius.holders_query(incident, now, older)
         try:
-            holders = {} if query is None else (await self._queries.instant(*query)).latest()
+            holders = () if query is None else (await self._queries.instant(*query)).frame.labels
         except WatchkeeperError as error:
             log.warning("blast radius query failed", extra=fields(incident=incident.id, error=error))
             return None
-        price = await self._prices.mean_price({member.place.node for member in incident.members if member.place.node})
+        gpus_of = blast_radius.gpus_of_workloads(holders)
+        gpus = gpu_claims.claimed_gpus(gpu_claims.find_claims(incident, self._fleet.gpu_ids_at, gpus_of))
+        nodes = {view.node for view in self._fleet.gpus() if view.gpu.uuid in gpus}
+        of_members = {member.place.node for member in incident.members if member.place.node}
+        price = await self._prices.mean_price(nodes or of_members)
         return blast_radius.compute_blast_radius(
             incident,
             holders,
             now=now,
-            gpus_at=self._fleet.expected_gpu_count,
+            gpus_at=self._fleet.gpu_ids_at,
             price_per_gpu_hour=price.per_gpu_hour,
             currency=price.currency,
+            older=older,
         )
+
+    def _older_incidents(self, incident: Incident) -> list[Incident]:
+        """Open incidents that count the GPUs that they share with this one."""
+        if not incident.is_open:
+            return []
+        opened = self._journal.incidents(open_only=True, limit=MAX_INCIDENTS)
+        return [other for other in opened if incident_index.age_key(other) < incident_index.age_key(incident)]
 
     async def load_report(self, incident: Incident) -> incident_report.IncidentReport:
         id = incident.id

@@ -37,7 +37,8 @@ export function BlastPanel({ detail: { incident, blast } }: { detail: Detail }) 
   const checkpointSeconds = firstValue(answer);
   const placePath = pathOfPlace(incident.place);
   // For a model or job whose GPUs are not reported, "no GPU" would be wrong.
-  const impact = blast && (blast.gpus > 0 || blast.hits.length > 0 || incident.place.node);
+  const isKnown = blast && !blast.hits.some((h) => h.stopped) && (blast.hits.length > 0 || incident.place.node);
+  const impact = blast && (blast.gpus > 0 || isKnown);
   return (
     <Panel
       title="Blast radius"
@@ -63,10 +64,10 @@ export function BlastPanel({ detail: { incident, blast } }: { detail: Detail }) 
               ? "unknown: not reported"
               : blast && (
                   <>
-                    {plural(blast.gpus, "GPU")}
+                    {blast.gpus > 0 ? `${plural(blast.gpus, "GPU")} without work` : "none lost, idle or waiting"}
                     {blast.broken_gpus > 0 && blast.gpus > blast.broken_gpus && (
                       <small>
-                        {count(blast.broken_gpus)} failed, {count(blast.gpus - blast.broken_gpus)} blocked
+                        {count(blast.broken_gpus)} lost, {count(blast.gpus - blast.broken_gpus)} idle or waiting
                       </small>
                     )}
                   </>
@@ -90,6 +91,7 @@ export function BlastPanel({ detail: { incident, blast } }: { detail: Detail }) 
                 {incident.resolved_at ? "in total" : "so far"}
                 <small>
                   {blast.gpu_hours.toFixed(1)} GPU-hours{incident.resolved_at ? "" : " so far"}
+                  {blast.counted_in.length > 0 && `, the rest counts in ${blast.counted_in.join(", ")}`}
                 </small>
               </>
             ),
@@ -199,7 +201,10 @@ function BlockedWorkloads({ blast }: { blast: BlastRadius }) {
       {shown.map((h) => (
         <div key={h.workload} data-testid="hit">
           <a href={to.job(h.workload)}>{workloadName(h.workload)}</a>{" "}
-          <span class="dim">{h.gpus == null ? "GPUs unknown" : plural(h.gpus, "GPU")}</span>
+          <span class="dim">
+            {h.gpus == null ? "GPUs unknown" : plural(h.gpus, "GPU")}
+            {h.stopped && ", stopped"}
+          </span>
         </div>
       ))}
       {hiddenCount > 0 && (

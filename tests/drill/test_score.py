@@ -75,10 +75,11 @@ def test_no_incident_means_not_detected(fault: SimFault) -> None:
 def test_an_incident_at_another_place_or_of_another_family_is_not_a_detection(fault: SimFault) -> None:
     elsewhere = incident(place=fleet.Place("sim", node="gpu-r01-02"))
     other = incident(cause="gpu_idle_waste", family="waste")
+    everywhere = incident(place=fleet.Place("sim"))
     assert not score.score_best_incident(
         fault,
         PLACE,
-        [elsewhere, other],
+        [elsewhere, other, everywhere],
         diagnosis_of=lambda _: diagnose_as("gpu_fell_off_bus"),
         allowed_seconds=allowed,
     ).detected

@@ -117,7 +117,9 @@ def score_best_incident(
     visible_seconds = durations.parse_seconds(fault.scenario.visible_after)
     scores = []
     for incident in (incident for incident in incidents if incident.family == family):
-        if not incident.place.encloses(place) and not place.encloses(incident.place):
+        # An incident of the whole cluster would match every fault of its family.
+        is_near = incident.place.encloses(place) or place.encloses(incident.place)
+        if not is_near or incident.place.parent is None:
             continue
         latest_diagnosis = diagnosis_of(incident.id)
         best = None if latest_diagnosis is None else latest_diagnosis.best

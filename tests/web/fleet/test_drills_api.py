@@ -17,9 +17,12 @@ from tests.web.small_hub import SmallHub
 from watchkeeper.cli.fleet import accuracy
 from watchkeeper.config.settings import Settings
 from watchkeeper.kit import wire
+from watchkeeper.model import fleet
+from watchkeeper.model.alerts import Severity
 
 TRUTH = {"cause": "gpu_fell_off_bus", "severity": "critical", "place": "gpu", "action": "reboot"}
 FAULT = {"id": "f1", "scenario": "xid-79", "node": "gpu-r01-02", "gpu": 3, "uuid": "GPU-r01-02-3", "truth": TRUTH}
+FAULT |= {"place": "sim/node=gpu-r01-02/gpu=GPU-r01-02-3"}
 
 
 FAULTS = orjson.dumps([{**FAULT, "at": wire.format_time(START)}])
@@ -58,9 +61,34 @@ def test_a_detected_fault_is_judged_by_cause_place_and_severity(site: Site) -> N
 
 def test_an_earlier_incident_or_one_of_another_gpu_does_not_match(site: Site) -> None:
     site.call(stories.lose_gpu, site.hub)
-    other = {**FAULT, "uuid": "GPU-r02-02-1", "node": "gpu-r02-02", "at": wire.format_time(START)}
+    other = {
+        **FAULT,
+        "uuid": "GPU-r02-02-1",
+        "node": "gpu-r02-02",
+        "place": "sim/node=gpu-r02-02",
+        "at": wire.format_time(START),
+    }
     site.hub.simulator.faults = orjson.dumps([other])
     assert site.ask("/api/drills").json["score"]["detected"] == 0
+
+
+JOB = {"cause": "training_stalled", "severity": "warning", "place": "job", "action": "inspect"}
+
+
+@pytest.mark.parametrize(("job", "is_credited"), [("llm", True), ("llm-2", False), (None, False)])
+def test_a_fault_of_a_job_is_credited_to_the_incident_of_that_job_only(
+    site: Site, job: str | None, is_credited: bool
+) -> None:
+    place = fleet.Place("main", domain=job and f"job={job}")
+    site.call(stories.lose_gpu, site.hub)
+    lost = site.hub.journal.kept["INC-1"]
+    changes = {"place": place, "cause": "training_stalled", "family": "training", "severity": Severity.WARNING}
+    site.hub.journal.kept["INC-1"] = replace(lost, opened_at=max(lost.opened_at, START), **changes)
+    fault = {**FAULT, "uuid": None, "truth": JOB, "place": "sim/domain=job%3Dllm", "at": wire.format_time(START)}
+    site.hub.simulator.faults = orjson.dumps([fault])
+    (drill,) = site.ask("/api/drills").json["drills"]
+    assert drill["verdict"]["incident"] == ("INC-1" if is_credited else None)
+    assert drill["verdict"]["place_right"] is (True if is_credited else None)
 
 
 def test_a_drill_that_has_ended_stays_in_the_list(site: Site) -> None:

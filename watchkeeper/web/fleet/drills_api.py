@@ -26,6 +26,7 @@ from watchkeeper.errors import WatchkeeperError, error_reason
 from watchkeeper.hub import services
 from watchkeeper.kit import files, wire
 from watchkeeper.kit.logs import fields
+from watchkeeper.model import fleet
 from watchkeeper.model.incidents import Incident
 from watchkeeper.web.endpoint import get, post, read_json_object
 
@@ -67,6 +68,8 @@ class Drill:
     cause: str
     severity: str
     scope: str
+    # What a correct diagnosis names: a GPU, node, rack, job, model or pod.
+    place: fleet.Place
     ended_at: datetime | None = None
     verdict: DrillVerdict = DrillVerdict()
 
@@ -195,7 +198,7 @@ class DrillsApi:
     def _compare(self, drill: Drill, incident: Incident) -> DrillVerdict:
         diagnosis = self._journal.diagnosis(incident.id)
         best = None if diagnosis is None else diagnosis.best
-        is_gpu = drill.scope == "gpu"
+        places = [incident.place] if best is None else [incident.place, best.place]
         return DrillVerdict(
             incident.id,
             incident.title,
@@ -203,7 +206,7 @@ class DrillsApi:
             None if best is None else best.cause,
             None if best is None else best.cause == drill.cause,
             incident.severity.value == drill.severity,
-            incident.place.gpu == drill.uuid if is_gpu and drill.uuid else incident.place.node in (drill.node, None),
+            drill.place in [_of_cluster(place, drill) for place in places],
             incident.resolved_at,
         )
 
@@ -232,11 +235,21 @@ class DrillsApi:
         return await self._journal.read(judge_all) if newest_first else []
 
 
+def _of_cluster(place: fleet.Place, drill: Drill) -> fleet.Place:
+    """The place with the simulator's name of the cluster, which exporters may name otherwise."""
+    return replace(place, cluster=drill.place.cluster)
+
+
 def _is_near(drill: Drill, incident: Incident) -> bool:
-    place = incident.place
-    if place.gpu is not None and drill.uuid is not None and drill.scope == "gpu":
-        return place.gpu == drill.uuid
-    return place.node == drill.node or place.node is None or drill.scope == "job"
+    """Whether the incident is at the fault's place, inside it, or around it; a rack also has its nodes.
+
+    Never an incident of the whole cluster, which any fault would match, or of another job.
+    """
+    place = _of_cluster(incident.place, drill)
+    if place.parent is None:
+        return False
+    is_of_rack = drill.scope == "rack" and any(member.place.node == drill.node for member in incident.members)
+    return is_of_rack or place.encloses(drill.place) or drill.place.encloses(place)
 
 
 def _parse_faults(answer: bytes) -> list[Drill]:
@@ -253,6 +266,7 @@ def _parse_faults(answer: bytes) -> list[Drill]:
                 cause=plain["truth"]["cause"],
                 severity=plain["truth"]["severity"],
                 scope=plain["truth"]["place"],
+                place=fleet.Place.parse(plain["place"]),
             )
             for plain in orjson.loads(answer)
         ]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.incident_stories import Room, alert, gpu, job, later, xid
+from tests.support.incident_stories import Room, alert, gpu, job, later, node, xid
 from watchkeeper.incidents import blast_radius
 from watchkeeper.incidents.footprint import Footprint
 from watchkeeper.model import alerts, fleet
@@ -189,3 +189,38 @@ def test_pods_of_one_job_that_are_busy_without_work_are_one_incident(pods: Room)
     assert "idle" not in first.title
     assert " and 1 more " in first.title
     assert second.place.domain == "pod=ml/other"
+
+
+def test_another_fault_under_a_stopped_job_names_the_incident_that_stops_it(pods: Room) -> None:
+    pods.push(xid(79, gpu(3), 0))
+    port = alert("ib_link_degraded", node("n2"), 30, severity="warning")
+    pods.hear(port, alert("ib_link_degraded", node("n9"), 30, severity="warning"), stalled(60))
+    pods.tick(61)
+    roots = {incident.place.node: incident.root for incident in pods.incidents.open_incidents()}
+    assert roots == {"n1": None, "n2": "INC-1", "n9": None}
+    pods.restart(70)
+    pods.hear(stalled(60, ends=600))
+    pods.tick(620)
+    assert {incident.root for incident in pods.incidents.open_incidents()} == {None}
+    linked = next(entry for entry in pods.journal.timeline("INC-2") if entry.kind == "linked")
+    assert linked.text == "INC-1 stops a job that runs here"
+
+
+def test_an_incident_of_a_stopped_job_concerns_every_gpu_of_it(pods: Room) -> None:
+    pods.push(xid(79, gpu(3), 0))
+    pods.hear(stalled(60))
+    (incident,) = pods.incidents.open_incidents()
+    held = [gpu(at, name) for at in range(4) for name in ("n1", "n2")]
+    assert set(incident.places) == {*held, job("llm")}
+    assert all(incident.concerns_gpu("main", str(place.node), str(place.gpu)) for place in held)
+    assert not incident.concerns_gpu("main", "n1", "GPU-n1-5")
+    pods.hear(stalled(60, ends=300))
+    (incident,) = pods.incidents.open_incidents()
+    assert set(incident.places) == {gpu(3)}, "the job makes progress again"
+
+
+def test_the_nodes_stand_for_the_gpus_of_a_large_job(room: Room) -> None:
+    nodes = [node(f"n{at}") for at in range(4)]
+    room.jobs[job("llm")] = Footprint.from_places([gpu(at, str(place.node)) for place in nodes for at in range(8)])
+    room.hear(stalled(0))
+    assert room.incidents.open_incidents()[0].runs_on == tuple(nodes)

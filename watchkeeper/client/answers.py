@@ -322,6 +322,7 @@ class Drill(HubAnswer):
     cause: str
     severity: str
     scope: str
+    place: Place
     ended_at: datetime | None
     verdict: DrillVerdict
 
@@ -718,7 +719,7 @@ class GpuEvent(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IncidentCard(HubAnswer):
-    """Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None, advice: 'str' = '', recovering_since: 'datetime | None' = None)"""
+    """Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None, advice: 'str' = '', recovering_since: 'datetime | None' = None, runs_on: 'tuple[Place, ...]' = (), root: 'str | None' = None)"""
 
     id: str
     place: Place
@@ -736,6 +737,8 @@ class IncidentCard(HubAnswer):
     part_of: str | None
     advice: str
     recovering_since: datetime | None
+    runs_on: tuple[Place, ...]
+    root: str | None
     place_name: str
     signals: int
     gpus: tuple[str, ...]
@@ -748,7 +751,7 @@ class IncidentCard(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NamedIncident(HubAnswer):
-    """Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None, advice: 'str' = '', recovering_since: 'datetime | None' = None)"""
+    """Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None, advice: 'str' = '', recovering_since: 'datetime | None' = None, runs_on: 'tuple[Place, ...]' = (), root: 'str | None' = None)"""
 
     id: str
     place: Place
@@ -767,6 +770,8 @@ class NamedIncident(HubAnswer):
     part_of: str | None
     advice: str
     recovering_since: datetime | None
+    runs_on: tuple[Place, ...]
+    root: str | None
     place_name: str
 
 

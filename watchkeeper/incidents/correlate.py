@@ -49,6 +49,7 @@ class IncidentStep(StrEnum):
     RENAMED = "renamed"
     # All signals ended, but a repair still has the node.
     RECOVERING = "recovering"
+    LINKED = "linked"
     RESOLVED = "resolved"
     ACKNOWLEDGED = "acknowledged"
     ASSIGNED = "assigned"
@@ -169,9 +170,18 @@ def update_title(incident: Incident, names: PlaceNames) -> Incident:
 def end_member(incident: Incident, ref: str, *, until: datetime) -> Incident:
     """End one signal of the incident; unchanged if it has no such open signal."""
     is_open = [member.ref == ref and member.until is None for member in incident.members]
+    if not any(is_open):
+        return incident
     pairs = zip(incident.members, is_open, strict=True)
     members = tuple(replace(member, until=until) if ends else member for member, ends in pairs)
-    return _next_version(replace(incident, members=members), incident) if any(is_open) else incident
+    runs_on = incident.runs_on if is_workload(incident.place) or job_effects.workloads_of(members) else ()
+    return _next_version(replace(incident, members=members, runs_on=runs_on), incident)
+
+
+def link_root(incident: Incident, root: IncidentId | None) -> tuple[Incident, str]:
+    """The incident with the one that stops the job at its place, and the text for its timeline."""
+    text = f"{root} stops a job that runs here" if root else f"{incident.root} no longer stops a job here"
+    return _next_version(replace(incident, root=root), incident), text
 
 
 def absorb(incident: Incident, into: IncidentId, *, at: datetime) -> tuple[Incident, str]:
@@ -428,6 +438,7 @@ def _refresh(incident: Incident, members: tuple[Member, ...], *, context: Correl
         family=family,
         members=members,
         workloads=tuple(workloads)[:MAX_WORKLOADS],
+        runs_on=job_effects.places_of_jobs(incident, members, context.domains.footprint_of),
         advice=leader.advice,
     )
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
-from watchkeeper.catalogue import causes
 from watchkeeper.incidents.domains import Domains
-from watchkeeper.incidents.footprint import Footprint, holders_of, is_workload
+from watchkeeper.incidents.footprint import holders_of, is_workload
 from watchkeeper.model import fleet
-from watchkeeper.model.incidents import Incident, IncidentId, Member
+from watchkeeper.model.incidents import Incident, IncidentId, age_key
 
 EARLIEST = datetime.min.replace(tzinfo=UTC)
 
@@ -25,15 +24,12 @@ class IncidentIndex:
         self._incidents: dict[IncidentId, Incident] = {}
         self._by_node: dict[fleet.Place, dict[IncidentId, None]] = {}
         self._places_of: dict[IncidentId, frozenset[fleet.Place]] = {}
-        # Where the workloads of an open incident run: their other GPUs, ranks and links are near it.
-        self._footprints_of: dict[IncidentId, dict[fleet.Place, Footprint]] = {}
         self._check_at: dict[IncidentId, datetime] = {}
 
     def clear(self) -> None:
         self._incidents.clear()
         self._by_node.clear()
         self._places_of.clear()
-        self._footprints_of.clear()
         self._check_at.clear()
 
     def __contains__(self, id: IncidentId) -> bool:
@@ -79,21 +75,13 @@ class IncidentIndex:
                 if member.own_family
             ),
         }
-        places |= {node for footprint in self._footprints(incident).values() for node in footprint.nodes}
+        # The other GPUs, ranks and links of its jobs are near.
+        places |= {place.whole_node for place in incident.runs_on if incident.is_open}
         for place in indexed - places:
             self._by_node[place].pop(incident.id, None)
         for place in places - indexed:
             self._by_node.setdefault(place, {})[incident.id] = None
         self._places_of[incident.id] = frozenset(places)
-
-    def _footprints(self, incident: Incident) -> dict[fleet.Place, Footprint]:
-        """Where the workloads with open signals run; a query at their first signal, none at each later change."""
-        members = incident.members if incident.is_open else ()
-        workloads = {member.place for member in members if member.until is None and _may_concern_job(member)}
-        previous = self._footprints_of.get(incident.id, {})
-        footprints = {place: previous.get(place) or self._domains.footprint_of(place) for place in workloads}
-        self._footprints_of[incident.id] = {place: runs_on for place, runs_on in footprints.items() if runs_on.nodes}
-        return footprints
 
     def incidents_near(self, place: fleet.Place, job: str = "", own_family: str = "") -> list[Incident]:
         """Open and recently resolved incidents of the node and its domains, or of the nodes in the domain.
@@ -139,17 +127,10 @@ class IncidentIndex:
         expired = [incident for incident in self._incidents.values() if not self.is_retained(incident, now)]
         for incident in expired:
             del self._incidents[incident.id]
-            self._footprints_of.pop(incident.id, None)
             for place in self._places_of.pop(incident.id):
                 self._by_node[place].pop(incident.id)
         self._by_node = {place: ids for place, ids in self._by_node.items() if ids}
         return expired
-
-
-def _may_concern_job(member: Member) -> bool:
-    """Whether a signal is about a job or pod, and another signal of its GPUs or ranks can have the same root."""
-    family = causes.lookup(member.cause).family
-    return is_workload(member.place) and (causes.is_job_effect(member.cause) or causes.is_effect_of_jobs(family))
 
 
 def _holder_place(cluster: str, job: str) -> fleet.Place:
@@ -158,8 +139,3 @@ def _holder_place(cluster: str, job: str) -> fleet.Place:
 
 def _family_place(cluster: str, own_family: str) -> fleet.Place:
     return fleet.Place(cluster, domain=f"family={own_family}")
-
-
-def age_key(incident: Incident) -> tuple[datetime, int, str]:
-    """Sort key: oldest first; if opened at the same time, the lower number first."""
-    return incident.opened_at, len(incident.id), incident.id

@@ -7,16 +7,20 @@ the fault; `Domains.job_runs_at` tells whether a job runs at a place.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 from watchkeeper.catalogue import causes
-from watchkeeper.incidents.footprint import is_workload
+from watchkeeper.incidents import gpu_claims
+from watchkeeper.incidents.footprint import Footprint, is_workload
 from watchkeeper.incidents.signals import Signal, anchor_place, family_of
 from watchkeeper.model import fleet
-from watchkeeper.model.incidents import Incident, Member
+from watchkeeper.model.incidents import Incident, IncidentId, Member, age_key
 
 # A stalled job is detected within a minute, the link or fan that caused it after a rate and a hold of minutes.
 MAX_JOB_LEAD = timedelta(minutes=10)
+# Each change of an incident writes these: the GPUs of a job on one or two nodes, the nodes of a larger one.
+MAX_LISTED_GPUS, MAX_LISTED_NODES = 16, 1_000
 PlaceRelation = Callable[[fleet.Place, fleet.Place], bool]
 
 
@@ -67,3 +71,47 @@ def is_job_member(member: Member, incident: Incident) -> bool:
 def ongoing_job_signals(incident: Incident) -> list[Signal]:
     ongoing = [member for member in incident.members if member.until is None and is_job_member(member, incident)]
     return [Signal(member, family_of(member)) for member in ongoing]
+
+
+def places_of_jobs(
+    incident: Incident, members: Sequence[Member], footprint_of: Callable[[fleet.Place], Footprint]
+) -> tuple[fleet.Place, ...]:
+    """Where the jobs and pods with ongoing signals run; it is queried again only when they change."""
+    workloads = workloads_of(members)
+    if incident.runs_on and workloads <= workloads_of(incident.members):
+        return incident.runs_on if workloads else ()
+    footprints = [footprint_of(place) for place in workloads]
+    gpus = frozenset().union(*(footprint.gpus for footprint in footprints))
+    nodes = frozenset().union(*(footprint.nodes for footprint in footprints))
+    whole_nodes = frozenset().union(*(footprint.whole_nodes for footprint in footprints))
+    places = nodes if len(gpus) > MAX_LISTED_GPUS else gpus | whole_nodes
+    return tuple(sorted(places, key=str))[:MAX_LISTED_NODES]
+
+
+def workloads_of(members: Sequence[Member]) -> frozenset[fleet.Place]:
+    """The jobs and pods whose other GPUs and ranks can show the same fault."""
+    ongoing = (member for member in members if member.until is None and is_workload(member.place))
+    return frozenset(
+        member.place
+        for member in ongoing
+        if causes.is_job_effect(member.cause) or causes.is_effect_of_jobs(family_of(member))
+    )
+
+
+def find_roots(incidents: Sequence[Incident]) -> dict[IncidentId, IncidentId]:
+    """For each incident at a place of a job that another open incident stops: that incident, the oldest of them."""
+    hosts: dict[fleet.Place, IncidentId] = {}
+    hosts_on_node: dict[fleet.Place, IncidentId] = {}
+    stopping = {incident.id for incident in incidents if gpu_claims.stopped_workloads(incident)}
+    for incident in sorted((incident for incident in incidents if incident.id in stopping), key=age_key):
+        for place in incident.runs_on:
+            hosts.setdefault(place, incident.id)
+            hosts_on_node.setdefault(place.whole_node, incident.id)
+    roots = {}
+    for incident in incidents if hosts else ():
+        place = replace(incident.place, slice=None)
+        host = hosts.get(place) or hosts.get(place.whole_node)
+        host = host or (hosts_on_node.get(place.whole_node) if place.gpu is None else None)
+        if host is not None and incident.id not in stopping:
+            roots[incident.id] = host
+    return roots

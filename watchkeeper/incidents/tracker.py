@@ -19,13 +19,13 @@ from watchkeeper.incidents.conditions import EVENT_RETENTION, Conditions
 from watchkeeper.incidents.correlate import FLAP_TIME, CorrelationContext, Decision, IncidentStep
 from watchkeeper.incidents.domains import Domains, domain_failure_signal
 from watchkeeper.incidents.footprint import is_workload
-from watchkeeper.incidents.incident_index import EARLIEST, IncidentIndex, age_key
+from watchkeeper.incidents.incident_index import EARLIEST, IncidentIndex
 from watchkeeper.incidents.recovery import BrokenGpu
 from watchkeeper.incidents.signals import Signal, from_alert, from_event
 from watchkeeper.kit import wire
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import alerts, events, fleet
-from watchkeeper.model.incidents import Incident, IncidentId, IncidentState, Member, MemberKind, move
+from watchkeeper.model.incidents import Incident, IncidentId, IncidentState, Member, MemberKind, age_key, move
 from watchkeeper.model.repairs import Repair
 from watchkeeper.store.journal import journal as journals
 
@@ -161,9 +161,20 @@ class IncidentTracker:
                 renamed = correlate.update_title(incident, self._context.names)
                 if renamed is not incident:
                     changed.append(self._save(renamed, IncidentStep.RENAMED, text=f"Renamed: {renamed.title}", at=now))
+            changed += self._link_roots(now)
             removed = self._index.remove_expired(now)
             self._conditions.forget((member for incident in removed for member in incident.members), now)
         return _newest_versions(changed)
+
+    def _link_roots(self, now: datetime) -> list[Incident]:
+        """Name the incident that stops the job at a place in the other incidents there."""
+        roots, changed = job_effects.find_roots(self.open_incidents()), []
+        for incident in self.open_incidents():
+            root = roots.get(incident.id)
+            if root != incident.root:
+                linked, text = correlate.link_root(incident, root)
+                changed.append(self._save(linked, IncidentStep.LINKED, text=text, at=now))
+        return changed
 
     def _check(self, incident: Incident, now: datetime) -> list[Incident]:
         """End quiet signals, resolve the incident if all signals ended, otherwise schedule its next check."""

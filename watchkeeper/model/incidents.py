@@ -88,10 +88,33 @@ class Incident:
     advice: str = ""
     # Since when all signals have ended while a repair still has the node: it resolves when the repair has ended.
     recovering_since: datetime | None = None
+    # Where its jobs and pods run: the GPUs of small ones, the nodes of others.
+    runs_on: tuple[Place, ...] = ()
+    # Another open incident, which stops the job that runs at this place.
+    root: str | None = None
 
     @property
     def is_open(self) -> bool:
         return self.state is not IncidentState.RESOLVED
+
+    @property
+    def places(self) -> dict[Place, None]:
+        """Every place that it concerns: its own, those of its signals that last, and those of its jobs."""
+        members = (member.place for member in self.members if member.until is None or not self.is_open)
+        return dict.fromkeys([self.place, *members, *self.runs_on])
+
+    def concerns_gpu(self, cluster: str, node: str, uuid: str) -> bool:
+        """Whether a GPU has a signal, or the place or a job of the incident includes the GPU."""
+        if any(member.place.gpu == uuid for member in self.members):
+            return True
+        matching = {Place(cluster, node=node, gpu=uuid), Place(cluster, node=node)}
+        places = (replace(place, slice=None, port=None) for place in (self.place, *self.runs_on))
+        return not matching.isdisjoint(places)
+
+
+def age_key(incident: Incident) -> tuple[datetime, int, str]:
+    """Sort key: oldest first; if opened at the same time, the lower number first."""
+    return incident.opened_at, len(incident.id), incident.id
 
 
 @dataclass(frozen=True, slots=True)

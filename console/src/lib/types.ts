@@ -293,6 +293,7 @@ export interface Drill {
   cause: string;
   severity: string;
   scope: string;
+  place: Place;
   ended_at: string | null;
   verdict: DrillVerdict;
 }
@@ -676,8 +677,10 @@ export interface Incident {
   part_of: string | null;
   advice: string;
   recovering_since: string | null;
+  runs_on: Place[];
+  root: string | null;
 }
-/** Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None, advice: 'str' = '', recovering_since: 'datetime | None' = None) */
+/** Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None, advice: 'str' = '', recovering_since: 'datetime | None' = None, runs_on: 'tuple[Place, ...]' = (), root: 'str | None' = None) */
 export interface Card {
   id: string;
   place: Place;
@@ -695,6 +698,8 @@ export interface Card {
   part_of: string | null;
   advice: string;
   recovering_since: string | null;
+  runs_on: Place[];
+  root: string | null;
   place_name: string;
   signals: number;
   gpus: string[];
@@ -722,7 +727,7 @@ export interface Member {
   previous_seconds: number;
 }
 export type MemberKind = "event" | "alert" | "domain";
-/** Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None, advice: 'str' = '', recovering_since: 'datetime | None' = None) */
+/** Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None, advice: 'str' = '', recovering_since: 'datetime | None' = None, runs_on: 'tuple[Place, ...]' = (), root: 'str | None' = None) */
 export interface NamedIncident {
   id: string;
   place: Place;
@@ -741,6 +746,8 @@ export interface NamedIncident {
   part_of: string | null;
   advice: string;
   recovering_since: string | null;
+  runs_on: Place[];
+  root: string | null;
   place_name: string;
 }
 /** One entry of an incident's timeline; the shape of `body` depends on `kind`. */

@@ -192,6 +192,8 @@ def describe(answer: answers.FullIncidentDetail) -> list[str]:
             lines.append(f"teams {', '.join(blast.teams)}")
     if silence := answer.silenced_by:
         lines.append(f"silenced by {silence.author} until {times.utc(silence.ends_at)}: {silence.reason}")
+    if incident.root:
+        lines.append(f"beside {incident.root}, which stops a job here")
     if incident.part_of:
         lines.append(f"now part of {incident.part_of}")
     checked_sources = () if diagnosis is None else diagnosis.checked_sources

@@ -161,7 +161,8 @@ def build_node_list(sources: NodeListSources) -> list[NodeLine]:
     statuses_by_node, workloads_by_node = _scheduler_statuses(sources.views), _scheduled_workloads(sources.views)
     incidents_by_place: dict[fleet.Place, list[str]] = defaultdict(list)
     for incident in sources.open_incidents:
-        incidents_by_place[incident.place.whole_node].append(incident.id)
+        for place in dict.fromkeys(place.whole_node for place in incident.places):
+            incidents_by_place[place].append(incident.id)
     gone = {(node.cluster, node.name): (node, since) for node, since in sources.fleet.gone_nodes()}
     lines = []
     for node in (*sources.fleet.nodes(), *(node for node, _ in gone.values())):

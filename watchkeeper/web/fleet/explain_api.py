@@ -119,8 +119,8 @@ class ExplainApi:
         if expected is None and not scheduled_nodes:
             raise HTTPException(404, f"no node {name} found in the inventory or in a scheduler")
         place = fleet.Place(scheduled_nodes[0].cluster, node=name) if expected is None else expected.place
-        places = ((incident, incident.place) for incident in await self._open_incidents())
-        on_node = [incident for incident, at in places if (at.node, at.cluster) == (place.node, place.cluster)]
+        opened = await self._open_incidents()
+        on_node = [incident for incident in opened if any(place.encloses(at) for at in incident.places)]
         gpus = None if expected is None else expected.expected_gpus
         explain = partial(self._explain_node, expected_gpus=gpus, related=await self._with_findings(on_node))
         return _to_answer(await asyncio.to_thread(explain, place, scheduled_nodes))

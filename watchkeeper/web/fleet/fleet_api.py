@@ -321,9 +321,15 @@ class FleetApi:
             incident
             for incident in self._journal.incidents(open_only=False, limit=MAX_INCIDENTS)
             if any(member.place.gpu == uuid for member in incident.members)
-            or (incident.is_open and incident.place in places)
+            or (incident.is_open and self._is_around(incident, uuid, places))
         ]
         return incidents, [self._cards.make_card(incident) for incident in incidents]
+
+    def _is_around(self, incident: Incident, uuid: str, places: Sequence[Place]) -> bool:
+        """Whether an incident is at the node or a domain of a GPU, or its job holds the GPU."""
+        node = next((place for place in places if place.node), None)
+        is_of_gpu = node is not None and incident.concerns_gpu(node.cluster, node.node or "", uuid)
+        return is_of_gpu or incident.place in places
 
 
 def read_events(body: bytes) -> list[events.Event]:

@@ -220,9 +220,8 @@ def _describe_workload(
 
 
 def _affects_gpu(incident: incidents.Incident, gpu: GpuView) -> bool:
-    place, uuid = incident.place, gpu.gpu.uuid
-    is_here = place.gpu is None and place.node == gpu.node and place.cluster in (gpu.cluster, signals.UNNAMED_CLUSTER)
-    return is_here or any(member.place.gpu == uuid for member in incident.members)
+    clusters = (gpu.cluster, signals.UNNAMED_CLUSTER)
+    return any(incident.concerns_gpu(cluster, gpu.node, gpu.gpu.uuid) for cluster in clusters)
 
 
 def _summarise(related: Iterable[incidents.Incident]) -> tuple[IncidentSummary, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import services
 from watchkeeper.hub.fleet_prices import FleetPrices
-from watchkeeper.incidents import blast_radius, gpu_claims, incident_index, incident_labels
+from watchkeeper.incidents import blast_radius, gpu_claims, incident_labels
 from watchkeeper.kit import wire
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import diagnosis, incidents, silences
@@ -39,7 +39,7 @@ class IncidentCards:
         incident_diagnosis, plan = self._journal.diagnosis(incident.id), self._journal.plan(incident.id)
         best = incident_diagnosis.best if incident_diagnosis is not None else None
         plain: dict[str, Any] = wire.to_plain(with_diagnosed_title(incident, incident_diagnosis))
-        members = plain.pop("members")
+        members, _ = plain.pop("members"), plain.pop("runs_on")
         return plain | {
             "place_name": self._fleet.place_name(incident.place),
             "signals": len(members),
@@ -149,7 +149,7 @@ class IncidentReports:
         if not incident.is_open:
             return []
         opened = self._journal.incidents(open_only=True, limit=MAX_INCIDENTS)
-        return [other for other in opened if incident_index.age_key(other) < incident_index.age_key(incident)]
+        return [other for other in opened if incidents.age_key(other) < incidents.age_key(incident)]
 
     async def load_report(self, incident: Incident) -> incident_report.IncidentReport:
         id = incident.id

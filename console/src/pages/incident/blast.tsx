@@ -99,6 +99,14 @@ export function BlastPanel({ detail: { incident, blast } }: { detail: Detail }) 
           ["Signals", `${plural(incident.members.length, "signal")} at ${plural(places, "place")}`],
           ["Cause", humanise(incident.cause)],
           [
+            "Job stopped by",
+            incident.root && (
+              <a href={to.incident(incident.root)} data-testid="root">
+                {incident.root}
+              </a>
+            ),
+          ],
+          [
             "Part of",
             incident.part_of && (
               <a href={to.incident(incident.part_of)} data-testid="part-of">

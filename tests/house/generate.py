@@ -29,6 +29,7 @@ from watchkeeper.catalogue import causes
 from watchkeeper.cli import main as cli_main
 from watchkeeper.clusters import cluster_series
 from watchkeeper.config import settings
+from watchkeeper.drill.consistency import judging
 from watchkeeper.kit import own_metrics
 from watchkeeper.rules import slo
 from watchkeeper.web import openapi
@@ -261,6 +262,19 @@ def modules_page() -> str:
     return "\n".join([HEAD.format(title="Modules", law=law), *parts])
 
 
+def consistency_page() -> str:
+    law = "What `watchkeeper drill --consistency` requires of all answers of a hub ([how](../howto/consistency.md))."
+    parts = [HEAD.format(title="Invariants", law=law)]
+    for module in judging.SUBJECTS:
+        subject = module.__name__.rpartition(".")[2]
+        own = [invariant for invariant in judging.INVARIANTS if invariant.subject == subject]
+        rows = [f"| `{invariant.id}` | {invariant.sentence} |" for invariant in own]
+        parts.append(
+            "\n".join([f"## {subject.replace('_', ' ')}", "", "| Invariant | What must hold |", "|---|---|", *rows, ""])
+        )
+    return "\n".join(parts)
+
+
 def _folder(name: str, modules: list[Source]) -> str:
     docstrings = {source.path.name: ast.get_docstring(source.syntax) or "" for source in modules}
     law = docstrings.pop("__init__.py", "")
@@ -285,6 +299,7 @@ WRITTEN: dict[Path, Callable[[], str]] = {
     REFERENCE / "cli.md": cli_page,
     REFERENCE / "causes.md": causes_page,
     REFERENCE / "api.md": api_page,
+    REFERENCE / "consistency.md": consistency_page,
     REFERENCE / "modules.md": modules_page,
     REFERENCE / "coverage.md": coverage_page,
     RULE_FILES / "slo.yaml": slo_rules,

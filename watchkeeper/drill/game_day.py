@@ -88,16 +88,21 @@ def _fleet_sizes(plan: GameDayPlan, workers: int) -> list[int]:
 
 
 def _init_worker(hours_done: Synchronized[float]) -> None:
-    def exit_with_parent() -> None:
-        """End this worker when the drill's process ends: a pool's processes would otherwise keep running."""
+    global _hours_done  # noqa: PLW0603 (the only way into a pool's process)
+    _hours_done = hours_done
+    exit_with_parent()
+
+
+def exit_with_parent() -> None:
+    """End this worker when the drill's process ends: a pool's processes would otherwise keep running."""
+
+    def wait_for_parent() -> None:
         parent = multiprocessing.parent_process()
         if parent is not None:
             parent.join()
             os._exit(1)
 
-    global _hours_done  # noqa: PLW0603 (the only way into a pool's process)
-    _hours_done = hours_done
-    threading.Thread(target=exit_with_parent, daemon=True).start()
+    threading.Thread(target=wait_for_parent, daemon=True).start()
 
 
 def _run_scenario(name: str) -> list[scoring.ScenarioVerdict]:

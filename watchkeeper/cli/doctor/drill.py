@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -25,15 +26,39 @@ GPUS_HELP = "GPUs of the healthy fleet, split into one fleet per core."
 @click.option("--gpus", "--healthy-gpus", "healthy_gpus", type=click.IntRange(1, 20_000), default=256, help=GPUS_HELP)
 @click.option("--pairs", is_flag=True, help="Also inject two faults at once on one node; each must be diagnosed.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Number of processes.  [default: one per core]")
+@click.option("--consistency", is_flag=True, help="Ask every page, endpoint and command, and list contradictions.")
+@click.option("--long", "is_long", is_flag=True, help="With --consistency: all pairs of faults, and random steps.")
+@options.path_option("--progress", "progress_file", metavar="FILE", help="With --consistency: continue from this file.")
 @click.option("--tell", is_flag=True, help="Send the score to the hub, for its drills page and metrics.")
 @options.with_hub_and_json
-def command(names: tuple[str, ...], hub: Client, tell: bool, pairs: bool, as_json: bool, **size: Any) -> None:
+def command(
+    names: tuple[str, ...],
+    hub: Client,
+    tell: bool,
+    pairs: bool,
+    as_json: bool,
+    consistency: bool,
+    is_long: bool,
+    progress_file: Path | None,
+    **size: Any,
+) -> None:
     """Run simulated faults through the real pipeline at full speed and score detection and diagnosis.
 
     Opens no port and changes no machine: samples, kernel logs, rules, incidents, diagnoses and dry runs stay in this
     process. Exit code 0 if every fault was detected in time with the right place, severity and cause, and no healthy
     part caused a page; else 1.
+
+    With --consistency, whole hubs run in this process, and before, during and after each repair every answer is
+    compared with all others. Exit code 0 if nothing contradicts.
     """
+    if consistency:
+        from watchkeeper.cli.doctor import drill_consistency
+
+        workers = size["workers"]
+        drill_consistency.check(names, is_long=is_long, workers=workers, progress_file=progress_file, as_json=as_json)
+        return
+    if is_long or progress_file is not None:
+        raise click.UsageError("--long and --progress need --consistency")
     from watchkeeper.drill import game_day
     from watchkeeper.drill.score import PAIRS
     from watchkeeper.kit import wire

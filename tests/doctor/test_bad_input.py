@@ -114,6 +114,34 @@ def test_archives_nested_too_deep_are_not_opened(tmp_path: Path) -> None:
     assert "nested deeper than 3" in (answer.inputs[0].problem or "")
 
 
+def test_many_small_bombs_are_one_large_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundles, "FREE_BYTES", 1 << 20)
+    with zipfile.ZipFile(tmp_path / "bombs.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(40):
+            archive.writestr(f"{number}.log", b"a" * (1 << 20))
+    streams = []
+    for stream in bundles.open_all([tmp_path / "bombs.zip"]):
+        while stream.read(1 << 16):
+            pass
+        streams.append((stream.read_bytes, stream.problem or ""))
+    assert sum(size for size, _ in streams) < 36 << 20
+    assert "the whole input unpacks to more than" in streams[-1][1]
+
+
+def test_members_of_archives_in_archives_count_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundles, "MAX_MEMBERS", 20)
+    inner = io.BytesIO()
+    with zipfile.ZipFile(inner, "w") as archive:
+        for number in range(15):
+            archive.writestr(f"{number}.log", "x")
+    with zipfile.ZipFile(tmp_path / "outer.zip", "w") as archive:
+        for number in range(15):
+            archive.writestr(f"{number}.zip", inner.getvalue())
+    streams = [(stream.read(1), stream.problem) for stream in bundles.open_all([tmp_path / "outer.zip"])]
+    assert sum(piece == b"x" for piece, _ in streams) < 20
+    assert any("more than 20 members" in (problem or "") for _, problem in streams)
+
+
 def test_a_cut_off_gzip_says_how_far_it_was_read(tmp_path: Path) -> None:
     (tmp_path / "cut.gz").write_bytes(gzip.compress(LOST * 2000)[:-20])
     answer = examine.examine(bundles.open_all([tmp_path / "cut.gz"]))

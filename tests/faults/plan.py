@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tests.faults import away, clocks, disks, kills, lines
+from tests.faults import away, clocks, damages, disks, kills, lines
 from tests.faults.world import Outcome
 
 
@@ -28,6 +28,7 @@ class Fault:
 FAULTS = (
     Fault("hub killed", kills.hub_kills, 5, 200),
     Fault("disk refuses", disks.disk_refuses, 1, 50),
+    Fault("files damaged", damages.files_damaged, 6, 200),
     Fault("clock jumps", clocks.clock_jumps, 1, 20),
     Fault("agent behind a bad line", lines.agent_behind_a_bad_line, 4, 150),
     Fault("prometheus away", away.prometheus_away, 1, 20),

@@ -87,6 +87,14 @@ def test_counters_are_compared_whatever_workload_held_the_gpu(sources: EvidenceS
     ]
 
 
+def test_names_in_a_table_are_no_formulas_of_a_spreadsheet(sources: EvidenceSources) -> None:
+    name = {"__name__": "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "gpu": "=cmd|' /C calc'!A1", "UUID": "GPU-1"}
+    sample = Sample(Labels({**name, "cluster": "main", "Hostname": "n1"}), round(LATER.timestamp() * 1000), 1.0)
+    sources.engine.appender.append([sample])
+    present, _ = files(sources.bundle_incident("INC-1", now=LATER))
+    assert ",'=cmd|' /C calc'!A1," in present["counters.csv"].decode()
+
+
 def test_events_and_receipts_of_the_node_are_in_it_and_of_no_other(sources: EvidenceSources, journal: Journal) -> None:
     journal.save_events([xid(48, NOON), replace(xid(79, NOON), place=fleet.Place("main", node="n2"))], NOON)
     outbox = OrderQueue(journal, HUB_KEY, now=NOON)

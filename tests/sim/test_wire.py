@@ -54,6 +54,30 @@ def _read(kind: str, content: bytes) -> Any:
     return json.loads(content) if kind.startswith("application/json") else content.decode()
 
 
+def test_a_page_of_another_site_cannot_inject_a_fault() -> None:
+    def story(caller: Caller) -> None:
+        host = caller.root.removeprefix("http://")
+        statuses = []
+        for headers in (
+            {"Host": "evil.example"},
+            {"Origin": "http://evil.example"},
+            {"Sec-Fetch-Site": "cross-site"},
+            {},
+        ):
+            content = json.dumps({"scenario": "xid-79"}).encode()
+            request = urllib.request.Request(f"{caller.root}/faults", content, {"Host": host, **headers}, method="POST")
+            try:
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    statuses.append(answer.status)
+            except urllib.error.HTTPError as error:
+                with error:
+                    statuses.append(error.code)
+        assert statuses == [403, 403, 403, 200]
+        assert len(caller.call("GET", "/faults")[1]) == 1
+
+    with_fleet(story)
+
+
 def with_fleet(story: Callable[[Caller], None], *, speed: float = 1.0) -> float:
     """Serve 64 GPUs, run the story in a thread, and return how long stopping took."""
 

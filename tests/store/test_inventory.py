@@ -58,6 +58,14 @@ def remove_log(rig: Rig) -> None:
     rig.segments()[-1].unlink()
 
 
+def replace_log(rig: Rig) -> None:
+    """By a longer one of another store."""
+    other = Rig(rig.path.with_name("other"))
+    scrape(other, range(100, 300))
+    other.store.close()
+    shutil.copyfile(other.segments()[-1], rig.segments()[-1])
+
+
 def change_metadata(rig: Rig) -> None:
     path = rig.path / "metadata.json"
     path.write_text(path.read_text().replace("degrees", "volts"))
@@ -77,6 +85,7 @@ DAMAGES: dict[Callable[[Rig], None], str] = {
     replace_block: "1800000-3600000.block: the block is not the one that was written",
     cut_log: "bytes are missing",
     remove_log: "bytes are missing",
+    replace_log: "the segment is not the one that was written",
     change_metadata: "metadata.json: the metadata was changed",
     remove_metadata: "metadata.json: the metadata of metrics is missing",
     damage_inventory: "inventory.json: the inventory is damaged",

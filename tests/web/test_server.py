@@ -60,6 +60,11 @@ def test_console_paths_serve_the_page_without_caching(built: Path, site: Site, p
     assert reply.headers["cache-control"] == "no-cache"
 
 
+@pytest.mark.parametrize("path", ["/api/status", "/api/incidents", "/metrics", "/api/v1/query?query=up"])
+def test_answers_are_stored_by_no_cache(site: Site, path: str) -> None:
+    assert site.ask(path).headers["cache-control"] == "no-store"
+
+
 def test_assets_are_cached_for_ever_and_compressed_on_request(built: Path, site: Site) -> None:
     plain = site.ask("/assets/index-abc.js")
     small = site.ask("/assets/index-abc.js", headers={"Accept-Encoding": "gzip"})

@@ -72,7 +72,11 @@ class Hub:
         fleet, incidents, current = self.fleet, self.incidents, self.current
         self.own_series = own_series.OwnSeries(runtime, samples, fleet=fleet, incidents=incidents, current=current)
         self._health = services.HubHealth(
-            [lambda: self.leadership.not_leading_reason, lambda: self.fleet.not_ready_reason],
+            [
+                lambda: self.leadership.not_leading_reason,
+                lambda: self.current.stages.journal.fenced_reason,
+                lambda: self.fleet.not_ready_reason,
+            ],
             [
                 self.loops.problems,
                 self.fleet.problems,

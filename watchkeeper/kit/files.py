@@ -15,6 +15,8 @@ OWNER_MARK = "watchkeeper.data"
 FORMAT = 1
 # 128 bits in hexadecimal.
 MIN_KEY_LENGTH = 32
+# A random key of this length has about 14 different characters; an all-zero one has one.
+MIN_KEY_CHARACTERS = 8
 
 
 class FileStamp(NamedTuple):
@@ -78,6 +80,9 @@ def read_key_file(path: Path) -> bytes:
     secret = next((line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")), "")
     if len(secret) < MIN_KEY_LENGTH:
         problem = f"the key has {len(secret)} characters, the minimum is {MIN_KEY_LENGTH}"
+        raise StartRefused(problem, where=str(path), remedy="Create one with `openssl rand -hex 32`")
+    if (count := len(set(secret))) < MIN_KEY_CHARACTERS:
+        problem = f"the key has {count} different characters, the minimum is {MIN_KEY_CHARACTERS}: it is not random"
         raise StartRefused(problem, where=str(path), remedy="Create one with `openssl rand -hex 32`")
     return secret.encode()
 

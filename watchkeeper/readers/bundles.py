@@ -47,7 +47,27 @@ MIN_ZERO_SHARE, MAX_OTHER_ZERO_SHARE = 0.9, 0.05
 
 
 class TooLarge(Exception):
-    """The unpacked size of a member exceeds its limit."""
+    """The unpacked size of a member, or of all members together, exceeds its limit."""
+
+
+@dataclass(slots=True)
+class _Budget:
+    """What one input may unpack to in total: thousands of small bombs are one large one."""
+
+    stored_bytes: Callable[[], int]
+    unpacked_bytes: int = 0
+    members: int = 0
+
+    def add(self, size: int) -> None:
+        self.unpacked_bytes += size
+        limit_bytes = MAX_DEPTH * (FREE_BYTES + MAX_RATIO * self.stored_bytes())
+        if self.unpacked_bytes > limit_bytes:
+            raise TooLarge(f"the whole input unpacks to more than {limit_bytes:,} bytes; the rest was not read")
+
+    def add_member(self) -> None:
+        self.members += 1
+        if self.members > MAX_MEMBERS:
+            raise TooLarge(f"the whole input has more than {MAX_MEMBERS:,} members; the rest was not read")
 
 
 @dataclass(slots=True)
@@ -90,10 +110,12 @@ class _LimitedStream:
 
     source: ByteStream
     stored_bytes: Callable[[], int]
+    budget: _Budget
     unpacked_bytes: int = 0
 
     def read(self, size: int, /) -> bytes:
         piece = self.source.read(size)
+        self.budget.add(len(piece))
         self.unpacked_bytes += len(piece)
         stored = self.stored_bytes()
         limit_bytes = min(MAX_MEMBER_BYTES, FREE_BYTES + MAX_RATIO * stored)
@@ -115,7 +137,8 @@ def open_all(paths: Iterable[Path]) -> Iterator[Stream]:
 
 def open_stream(name: str, source: ByteStream) -> Iterator[Stream]:
     """Open standard input or any other stream, which may be an archive."""
-    yield from _open(Stream(name, source), depth=0)
+    stream = Stream(name, source)
+    yield from _open(stream, _Budget(lambda: stream.read_bytes), depth=0)
 
 
 def total_bytes(paths: Iterable[Path]) -> int:
@@ -145,23 +168,24 @@ def _open_file(path: Path) -> Iterator[Stream]:
         yield _failed_stream(str(path), error.strerror or str(error))
         return
     with closing(file):
-        yield from _open(Stream(str(path), file), depth=0)
+        stream = Stream(str(path), file)
+        yield from _open(stream, _Budget(lambda: max(status.st_size, stream.read_bytes)), depth=0)
 
 
-def _open(stream: Stream, *, depth: int) -> Iterator[Stream]:
+def _open(stream: Stream, budget: _Budget, *, depth: int) -> Iterator[Stream]:
     head = stream.peek(PEEK_BYTES)
     is_compressed = head.startswith((GZIP, BZIP2, XZ))
     is_archive = head.startswith(ZIP) or head[257:262] == b"ustar"
     if (is_compressed or is_archive) and depth >= MAX_DEPTH:
         yield _failed_stream(stream.name, f"is nested deeper than {MAX_DEPTH} archives and was not opened")
     elif is_compressed:
-        unpacked = _LimitedStream(_decompress(head, stream), lambda: stream.read_bytes)
+        unpacked = _LimitedStream(_decompress(head, stream), lambda: stream.read_bytes, budget)
         name = stream.name.removesuffix(".gz").removesuffix(".bz2").removesuffix(".xz")
-        yield from _open(Stream(name, unpacked), depth=depth + 1)
+        yield from _open(Stream(name, unpacked), budget, depth=depth + 1)
     elif head[257:262] == b"ustar":
-        yield from _open_tar(stream, depth=depth)
+        yield from _open_tar(stream, budget, depth=depth)
     elif head.startswith(ZIP):
-        yield from _open_zip(stream, depth=depth)
+        yield from _open_zip(stream, budget, depth=depth)
     else:
         yield stream
 
@@ -173,21 +197,22 @@ def _decompress(head: bytes, stream: Stream) -> ByteStream:
     return bz2.BZ2File(raw) if head.startswith(BZIP2) else lzma.LZMAFile(raw)
 
 
-def _open_tar(stream: Stream, *, depth: int) -> Iterator[Stream]:
+def _open_tar(stream: Stream, budget: _Budget, *, depth: int) -> Iterator[Stream]:
     try:
         with tarfile.open(fileobj=_open_as_file(stream), mode="r|") as archive:
             for number, member in enumerate(archive):
                 if number >= MAX_MEMBERS:
                     yield _failed_stream(stream.name, f"has more than {MAX_MEMBERS:,} members; the rest was not read")
                     return
+                budget.add_member()
                 content = archive.extractfile(member) if member.isfile() else None
                 if content is not None:
-                    yield from _open(Stream(f"{stream.name}!{member.name}", content), depth=depth + 1)
+                    yield from _open(Stream(f"{stream.name}!{member.name}", content), budget, depth=depth + 1)
     except (*UNREADABLE, TooLarge) as error:
         yield _failed_stream(stream.name, f"is a broken tar archive: {error}")
 
 
-def _open_zip(stream: Stream, *, depth: int) -> Iterator[Stream]:
+def _open_zip(stream: Stream, budget: _Budget, *, depth: int) -> Iterator[Stream]:
     """Open a zip archive, whose index is at the end: a file is read in place, other streams are held in memory."""
     source = stream.source
     seekable = source if isinstance(source, io.BufferedReader) and source.seekable() else None
@@ -203,9 +228,10 @@ def _open_zip(stream: Stream, *, depth: int) -> Iterator[Stream]:
             if len(members) > MAX_MEMBERS:
                 yield _failed_stream(stream.name, f"has {len(members):,} members; only {MAX_MEMBERS:,} were read")
             for member in members[:MAX_MEMBERS]:
+                budget.add_member()
                 with archive.open(member) as member_file:
-                    member_stream = _LimitedStream(member_file, partial(int, member.compress_size))
-                    yield from _open(Stream(f"{stream.name}!{member.filename}", member_stream), depth=depth + 1)
+                    member_stream = _LimitedStream(member_file, partial(int, member.compress_size), budget)
+                    yield from _open(Stream(f"{stream.name}!{member.filename}", member_stream), budget, depth=depth + 1)
     # ValueError: an index that points before the beginning of the file ("negative seek value -38").
     except (*UNREADABLE, TooLarge, NotImplementedError, ValueError) as error:
         yield _failed_stream(stream.name, f"is a zip archive that cannot be read: {error}")

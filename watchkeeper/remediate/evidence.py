@@ -24,6 +24,7 @@ from watchkeeper.model import events, fleet, incidents, orders
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.repairs import Repair, RepairState
 from watchkeeper.query import engine as engines
+from watchkeeper.readers.table import escape_cell
 from watchkeeper.remediate import validation
 from watchkeeper.remediate.registry import TIMELINE_ENTRY
 from watchkeeper.store.journal.journal import HUB, Journal
@@ -183,7 +184,8 @@ class EvidenceSources:
         for labels in sorted({*baseline, *current}, key=str):
             other_labels = ",".join(f"{key}={value}" for key, value in labels.without(METRIC_NAME, "gpu").pairs)
             values = (baseline.get(labels, ""), current.get(labels, ""))
-            table.writerow([labels.name, labels.get("gpu", ""), other_labels, *values])
+            names = map(escape_cell, (labels.name, labels.get("gpu", ""), other_labels))
+            table.writerow([*names, *values])
         return BundleFile(name, text.getvalue().encode())
 
     def _query_latest(self, expr: str, at: datetime) -> dict[Labels, float]:

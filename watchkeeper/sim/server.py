@@ -17,13 +17,15 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from watchkeeper.errors import ActionRefused, CollectError, StartRefused, WatchkeeperError, WireError
 from watchkeeper.kit import clock, logs, memory, wire
-from watchkeeper.net import asgi
+from watchkeeper.net import asgi, origins
 from watchkeeper.sim.cluster import ActionOutcome
 from watchkeeper.sim.faults import SimFault
 from watchkeeper.sim.fleet import UnknownName
@@ -40,6 +42,21 @@ CATCH_UP_STEPS = 20
 KEEP_ALIVE_SECONDS = 5.0
 STREAM_BATCH = 500
 MAX_BODY_BYTES = 64 * 1024
+
+
+class LocalOnly:
+    """Answers only to loopback names, and to no page of another site: a browser must not inject faults for it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        if not origins.is_loopback_host(headers.get("host", "")) or origins.is_from_foreign_page(headers):
+            refusal = _error_response(403, "the simulator answers only to programs on this machine, at 127.0.0.1")
+            await refusal(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 class SimulatorApi:
@@ -70,7 +87,9 @@ class SimulatorApi:
             Route("/time", self.time),
             Route("/-/ready", self.ready),
         ]
-        return Starlette(routes=routes, exception_handlers={WatchkeeperError: _exception_response})
+        application = Starlette(routes=routes, exception_handlers={WatchkeeperError: _exception_response})
+        application.add_middleware(LocalOnly)
+        return application
 
     async def keep_advancing(self, stop: asyncio.Event) -> None:
         while not stop.is_set():

@@ -19,12 +19,13 @@ from watchkeeper.kit import files
 from watchkeeper.store.blocks.block import Block
 from watchkeeper.store.blocks.block_writer import SUFFIX, TAIL
 from watchkeeper.store.corruption import Corruption
-from watchkeeper.store.wal.wal import Segment
+from watchkeeper.store.wal.wal import MAGIC, RECORD, Segment
 
 NAME, METADATA = "inventory.json", "metadata.json"
 BLOCKS, WAL = "blocks", "wal"
 # In place of a checksum: the file did not exist.
 NO_FILE = -1
+START_BYTES = len(MAGIC) + RECORD.size
 Entries = dict[str, list[int]]
 
 
@@ -56,8 +57,15 @@ class Inventory:
             blocks, segments = present()
             written = {block.path.name: [block.bytes, block.checksum] for block in blocks}
             self._blocks = written | self._lost_blocks
-            self._segments = {segment.path.name: [segment.bytes, segment.newest_ms] for segment in segments}
+            self._segments = {segment.path.name: self._segment_entry(segment) for segment in segments}
             self._write()
+
+    def _segment_entry(self, segment: Segment) -> list[int]:
+        """Size, newest time, and the checksum of the start, which does not change after the first record."""
+        _, _, start = self._segments.get(segment.path.name, (0, 0, NO_FILE))
+        if start == NO_FILE and segment.bytes >= START_BYTES:
+            start = _start_checksum(segment.path)
+        return [segment.bytes, segment.newest_ms, start]
 
     def write_metadata(self, path: Path, content: bytes) -> None:
         """Write the metadata; until that is done, its old and its new content are both valid."""
@@ -124,12 +132,14 @@ def _compare(samples: Path, document: dict[str, Any]) -> Iterator[tuple[tuple[st
             yield (BLOCKS, name), "the block is missing"
         elif stamp is not None and stamp != (size, checksum):
             yield (BLOCKS, name), "the block is not the one that was written"
-    for name, (size, newest_ms) in document[WAL].items():
+    for name, (size, newest_ms, start) in document[WAL].items():
         path = samples / WAL / name
         present_bytes = path.stat().st_size if path.exists() else 0
         # An older version removes a segment when its samples are in blocks.
         if present_bytes < size and (present_bytes or newest_ms >= max((end for _, end in times), default=0)):
             yield (WAL, name), f"{size - present_bytes} of {size} bytes are missing"
+        elif present_bytes and start not in (NO_FILE, _start_checksum(path)):
+            yield (WAL, name), "the segment is not the one that was written"
     if document[METADATA]:
         content = _read_bytes(samples / METADATA)
         checksum = NO_FILE if content is None else zlib.crc32(content)
@@ -160,6 +170,15 @@ def _read_bytes(path: Path) -> bytes | None:
         return None
     except OSError:
         return b""
+
+
+def _start_checksum(path: Path) -> int:
+    """The checksum of the start of a segment, which has the checksum of its first record; NO_FILE if unreadable."""
+    try:
+        with path.open("rb") as file:
+            return zlib.crc32(file.read(START_BYTES))
+    except OSError:
+        return NO_FILE
 
 
 def _read_stamp(path: Path) -> tuple[int, int] | None:

@@ -22,8 +22,9 @@ from starlette.websockets import WebSocket
 from watchkeeper.errors import HubError, InvalidTransition, JournalConflict, WatchkeeperError
 from watchkeeper.kit import api_version
 from watchkeeper.kit.logs import fields
+from watchkeeper.net.origins import is_from_foreign_page, is_loopback_host, is_same_origin
 from watchkeeper.web import pages
-from watchkeeper.web.auth.auth import COOKIE, Caller, Proof, Role, is_loopback_host, is_same_origin
+from watchkeeper.web.auth.auth import COOKIE, Caller, Proof, Role
 from watchkeeper.web.auth.auth_reload import AuthFiles
 from watchkeeper.web.auth.proxy import PROXY_USER_KEY, Proxy
 from watchkeeper.web.endpoint import Endpoint, RequestHandler, compress_response, error_response
@@ -46,6 +47,7 @@ RESPONSE_HEADERS = [
     (name.lower().encode(), text.encode())
     for name, text in {**SECURITY_HEADERS, api_version.HEADER: str(api_version.API_VERSION)}.items()
 ]
+NO_STORE = (b"cache-control", b"no-store")
 
 
 class Gate:
@@ -66,9 +68,8 @@ class Gate:
 
     def may_connect(self, socket: WebSocket, role: Role) -> bool:
         """Whether a WebSocket may connect; browsers do not restrict its origin, so it is checked even for reads."""
-        caller, headers = self.find_caller(socket), socket.headers
-        is_foreign = ("origin" in headers or "sec-fetch-site" in headers) and not is_same_origin("GET", headers)
-        return caller is not None and caller.has_role(role) and not is_foreign
+        caller = self.find_caller(socket)
+        return caller is not None and caller.has_role(role) and not is_from_foreign_page(socket.headers)
 
     def build_application(
         self,
@@ -126,7 +127,9 @@ class SecurityMiddleware:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] += RESPONSE_HEADERS
+                # Answers depend on who asks; files of the console and snapshots set their own header.
+                has_cache_control = any(name == b"cache-control" for name, _ in message["headers"])
+                message["headers"] += RESPONSE_HEADERS if has_cache_control else [*RESPONSE_HEADERS, NO_STORE]
             await send(message)
 
         if self._needs_loopback_name and not is_loopback_host(HTTPConnection(scope).headers.get("host", "")):

@@ -22,8 +22,9 @@ from starlette.responses import Response
 
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.kit.logs import fields
+from watchkeeper.net.origins import is_same_origin
 from watchkeeper.web.auth import users
-from watchkeeper.web.auth.auth import COOKIE, SESSION_LIFETIME, Token, User, is_same_origin
+from watchkeeper.web.auth.auth import COOKIE, SESSION_LIFETIME, Token, User
 from watchkeeper.web.auth.auth_reload import AuthFiles
 from watchkeeper.web.endpoint import POST, get, ok_response, read_body
 from watchkeeper.web.shedding import ConcurrencyLimit

@@ -18,7 +18,7 @@ from watchkeeper.errors import StartRefused
 from watchkeeper.kit.files import read_key_file
 from watchkeeper.model.orders import node_key
 
-HUB_KEY = "5" * 32
+HUB_KEY = "0123456789abcdef" * 2
 
 
 def ran(*arguments: str) -> Result:
@@ -76,6 +76,7 @@ def test_the_printed_node_key_equals_the_key_that_the_hub_derives(key: Path) -> 
         ("x" * 31, 0o600, "31 characters, the minimum is 32"),
         (HUB_KEY, 0o604, "mode 0604"),
         ("# only\n", 0o600, "0 characters"),
+        ("0" * 64 + "\n", 0o600, "1 different characters"),
     ],
 )
 def test_a_weak_or_readable_key_is_refused(tmp_path: Path, content: str, mode: int, words: str) -> None:

@@ -123,6 +123,14 @@ def test_a_journal_of_a_version_without_a_head_opens(killed: Path) -> None:
     assert (killed / "journal.head").exists()
 
 
+def test_a_hub_whose_journal_another_one_opened_is_fenced(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path / "journal.sqlite")) as first:
+        assert first.fenced_reason is None
+        with closing(Journal(tmp_path / "journal.sqlite")) as second:
+            assert "another hub has opened the journal" in str(first.fenced_reason)
+            assert second.fenced_reason is None
+
+
 def test_a_person_accepts_a_loss(killed: Path) -> None:
     log = killed / "journal.sqlite-wal"
     log.write_bytes(log.read_bytes()[:-9000])

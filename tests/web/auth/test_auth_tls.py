@@ -109,6 +109,13 @@ def test_invalid_files_leave_the_previous_certificate_in_use(
     assert ask(site, pairs["first"][0], pairs["client"]) == "True"
 
 
+def test_a_key_that_every_user_can_read_is_refused(pairs: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
+    certificate, key = (Path(shutil.copy(path, tmp_path)) for path in pairs["first"])
+    key.chmod(0o644)
+    with pytest.raises(StartRefused, match=r"every user of this machine can access the private key \(mode 0644\)"):
+        Certificates(certificate, key)
+
+
 def test_a_hub_does_not_start_with_a_key_of_another_certificate(pairs: dict[str, tuple[Path, Path]]) -> None:
     with pytest.raises(StartRefused, match="KEY_VALUES_MISMATCH"):
         Certificates(pairs["first"][0], pairs["second"][1])

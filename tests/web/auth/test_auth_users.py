@@ -113,6 +113,20 @@ def test_a_logout_ends_its_own_session_only(site: Site) -> None:
     assert [whoami(site, cookie).status for cookie in (here, there)] == [401, 200]
 
 
+def test_a_logout_survives_a_restart(file: Path, tmp_path: Path) -> None:
+    def started() -> AuthFiles:
+        auth_files = AuthFiles(auth.Auth(requires_login=True), users_file=file)
+        auth_files.load()
+        auth_files.load_session_key(tmp_path / "session.key")
+        return auth_files
+
+    before = started()
+    cookies = [before.access.make_session(before.access.users[0], now=NOW) for _ in range(2)]
+    before.end_session(cookies[0])
+    assert [started().is_ended_session(cookie) for cookie in cookies] == [True, False]
+    assert cookies[0] not in (tmp_path / "ended_sessions").read_text()
+
+
 @pytest.mark.parametrize("change", [("passwd", "ann"), ("remove", "ann")])
 def test_a_new_password_and_a_removal_end_sessions_while_the_hub_runs(file: Path, change: tuple[str, str]) -> None:
     time = ManualClock(NOW)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import os
 import secrets
 import socket
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -83,6 +84,8 @@ async def serve(
     reload_on_hangup: bool = False,
 ) -> None:
     """Run hub, web application and `companions` until `stop` is set or one of them fails."""
+    # Files of the hub are for its user and group only, in any directory.
+    os.umask(0o027)
     store = samples.Samples(runtime.Runtime(configured, time))
     build = HubBuilder(store, simulator_url)
     steps = build_in_steps(build)

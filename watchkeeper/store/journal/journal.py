@@ -35,7 +35,7 @@ from watchkeeper.model import (
 )
 from watchkeeper.store.journal import chain, journal_head
 from watchkeeper.store.journal.chain import JournalEntry
-from watchkeeper.store.journal.connection import JournalConnection, open_journal
+from watchkeeper.store.journal.connection import FileConnection, JournalConnection, open_journal
 
 T = TypeVar("T")
 
@@ -98,6 +98,15 @@ class Journal:
             self._connection.close()
             if self._head_file is not None:
                 self._head_file.close()
+
+    @property
+    def fenced_reason(self) -> str | None:
+        """Why nothing can be written: another hub has opened this file since. None otherwise."""
+        if not isinstance(self._connection, FileConnection):
+            return None
+        with self._translated_errors():
+            is_current = self._connection.current_epoch() == self.epoch
+        return None if is_current else f"another hub has opened the journal {self.path}, so this hub cannot write to it"
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

@@ -8,7 +8,6 @@ without a bearer token must come from the console's origin (against cross-site r
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import hmac
 import secrets
@@ -20,7 +19,6 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 from watchkeeper.errors import SettingsError, StartRefused, error_reason
 from watchkeeper.net.addresses import is_loopback
@@ -34,8 +32,6 @@ MAX_TIME_DIGITS = 12
 KEY_BYTES = 32
 # 128 bits in hexadecimal: too many to search, even with a fast hash without salt.
 MIN_TOKEN_LENGTH = 32
-# A browser sends these content types to another site only after a CORS preflight, which the hub never grants.
-PREFLIGHTED_TYPES = frozenset({"application/json", "application/x-protobuf"})
 
 
 class Role(StrEnum):
@@ -256,27 +252,3 @@ def check_listen(host: str, auth: Auth) -> None:
             where=f"listen address {host}",
             remedy="Listen on 127.0.0.1, or set a token file (--tokens or [hub] tokens) or a user file ([hub] users)",
         )
-
-
-@functools.lru_cache(maxsize=16)
-def is_loopback_host(host_header: str) -> bool:
-    """Whether a Host header is a loopback name or address, with or without a port."""
-    try:
-        return is_loopback(urlsplit(f"//{host_header}").hostname or "")
-    except ValueError:
-        return False
-
-
-def is_same_origin(method: str, headers: Mapping[str, str]) -> bool:
-    """Whether a page of another site cannot have sent this request.
-
-    A browser sends Sec-Fetch-Site or Origin. A program sends neither; it is accepted if it uses a JSON or protobuf body
-    or a method other than POST, which a page of another site cannot send without a CORS preflight.
-    """
-    site = headers.get("sec-fetch-site")
-    if site is not None:
-        return site == "same-origin"
-    origin = headers.get("origin")
-    if origin is not None:
-        return origin != "null" and urlsplit(origin).netloc.lower() == headers.get("host", "").lower()
-    return method != "POST" or headers.get("content-type", "").split(";")[0].strip() in PREFLIGHTED_TYPES

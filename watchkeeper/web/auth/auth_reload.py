@@ -6,6 +6,7 @@ change nothing.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import secrets
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from watchkeeper.config import settings
-from watchkeeper.errors import SettingsError, StartRefused
+from watchkeeper.errors import SettingsError, StartRefused, StoreError
 from watchkeeper.kit import files, logs
 from watchkeeper.web.auth import auth, proxy, users
 
@@ -36,7 +37,9 @@ class AuthFiles:
     extra_tokens: tuple[auth.Token, ...] = ()
     _loaded_stamps: FileStamps = ()
     _checked_at: datetime | None = None
+    # The digests of ended sessions, also in a file beside the session key, if there is one.
     _ended_sessions: dict[str, None] = field(default_factory=dict)
+    _ended_file: Path | None = None
 
     def current(self, now: datetime) -> auth.Auth:
         if self.tokens_file is None and self.users_file is None:
@@ -70,14 +73,39 @@ class AuthFiles:
         """Sign sessions with the key in this file, created if missing, so that sessions survive a restart."""
         if not self.access.is_open:
             self.access = replace(self.access, key=_load_key(path))
+            self._ended_file = path.with_name("ended_sessions")
+            digests = _read_text(self._ended_file).split() if self._ended_file.exists() else []
+            self._ended_sessions = dict.fromkeys(digests[-MAX_ENDED_SESSIONS:])
 
     def end_session(self, cookie: str) -> None:
-        self._ended_sessions[cookie] = None
+        """End a session now; in the file too, so that a restart does not revive it."""
+        self._ended_sessions[_digest(cookie)] = None
         while len(self._ended_sessions) > MAX_ENDED_SESSIONS:
             del self._ended_sessions[next(iter(self._ended_sessions))]
+        if self._ended_file is not None:
+            try:
+                files.write_atomically(self._ended_file, "\n".join(self._ended_sessions).encode(), mode=0o600)
+            except OSError as error:
+                raise StoreError(
+                    f"the logout cannot be saved: {error.strerror}",
+                    where=str(self._ended_file),
+                    now="The session has ended, and a restart of the hub could revive it",
+                    remedy="Free disk space, then delete the session key to end all sessions",
+                ) from error
 
     def is_ended_session(self, cookie: str) -> bool:
-        return cookie in self._ended_sessions
+        return _digest(cookie) in self._ended_sessions
+
+
+def _digest(cookie: str) -> str:
+    return hashlib.sha256(cookie.encode("utf-8", "replace")).hexdigest()
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartRefused(f"reading the ended sessions failed: {error}", where=str(path)) from error
 
 
 def _load_key(path: Path) -> bytes:

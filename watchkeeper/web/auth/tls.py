@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import ssl
+import stat
 from pathlib import Path
 
 from watchkeeper.config import settings
@@ -52,6 +53,7 @@ class Certificates:
 
     def _build_context(self) -> ssl.SSLContext:
         certificate, key, client_ca = self._files
+        _refuse_exposed_key(certificate if key is None else key)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
@@ -67,6 +69,21 @@ class Certificates:
                 remedy="Check that each is a readable PEM file and that the key belongs to the certificate",
             ) from error
         return context
+
+
+def _refuse_exposed_key(path: Path) -> None:
+    """Refuse a private key that every user of this machine can read or replace."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        # Loading it names the error.
+        return
+    if mode & stat.S_IRWXO:
+        raise StartRefused(
+            f"every user of this machine can access the private key (mode {stat.S_IMODE(mode):04o})",
+            where=str(path),
+            remedy=f"Run `chmod o= {path}`; for a Secret in Kubernetes, set `defaultMode: 0440`",
+        )
 
 
 def from_settings(hub_settings: settings.HubSettings) -> Certificates | None:

@@ -17,7 +17,7 @@ from watchkeeper.errors import HubError
 from watchkeeper.model import orders
 from watchkeeper.model.orders import node_key
 
-HUB_KEY = "5" * 32
+HUB_KEY = "0123456789abcdef" * 2
 PATIENCE_SECONDS = 90.0
 T = TypeVar("T")
 

@@ -137,7 +137,7 @@ def test_a_list_may_be_narrowed_to_a_state_of_ours_or_of_the_scheduler(site: Sit
     assert run(site, "nodes", "--pool", "h20")[1].endswith("unknown pool `h20`; the pools are h200, unmapped")
     code, text = run(site, "nodes", "--state", "banana")
     assert code == 1
-    assert "unknown state `banana`; the states are drained, gone" in text
+    assert "unknown state `banana`; the states are cordoned, drained, draining, gone" in text
 
 
 def test_json_has_every_fact_of_a_node(site: Site) -> None:

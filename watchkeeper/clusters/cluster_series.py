@@ -14,6 +14,7 @@ from watchkeeper.model.labels import METRIC_NAME, Labels
 
 SCHEDULER_UP = "watchkeeper_scheduler_up"
 SCHEDULER_GPUS = "watchkeeper_scheduler_gpus"
+NODE_STATE = "watchkeeper_scheduler_node_state"
 PENDING_GPUS = "watchkeeper_pending_gpus"
 PENDING_WORKLOADS = "watchkeeper_pending_workloads"
 QUEUE_WAIT = "watchkeeper_queue_wait_seconds"
@@ -39,7 +40,9 @@ def scheduler_series(view: cluster.ClusterView, name: str, *, now: float) -> dic
     series = {_labels(SCHEDULER_UP, scheduler_labels): float(view.at_ms is not None and not view.problem)}
     if not is_current(view, now):
         return series
-    for state, gpus in _count_gpus(view).items():
+    # A scheduler that counts no GPUs of its nodes must not look like one without GPUs.
+    has_counts = not view.nodes or any(node.gpus is not None for node in view.nodes)
+    for state, gpus in _count_gpus(view).items() if has_counts else ():
         series[_labels(SCHEDULER_GPUS, scheduler_labels, state=state)] = gpus
     series.update(_pending_series(view, scheduler_labels, now=now))
     series.update(_quota_series(view, scheduler_labels))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from watchkeeper.clusters import cluster_series, inventory
+from watchkeeper.clusters import cluster_series, inventory, simulated_cluster
 from watchkeeper.clusters.kubernetes import kubernetes_source
 from watchkeeper.clusters.slurm import slurm_watch
 from watchkeeper.config import settings as config
@@ -50,11 +50,19 @@ class ClusterScheduler(Protocol):
         """The holders of GPUs that are not in `attributed`."""
 
 
-def from_settings(settings: config.FleetSettings, *, time: clock.Clock, metrics: own_metrics.Registry) -> Clusters:
+def from_settings(
+    settings: config.FleetSettings,
+    *,
+    time: clock.Clock,
+    metrics: own_metrics.Registry,
+    simulator_url: str | None = None,
+) -> Clusters:
     """The configured schedulers; SettingsError if the settings of one are invalid."""
+    name = settings.cluster
     schedulers: list[ClusterScheduler | None] = [
         kubernetes_source.from_settings(settings, time=time, metrics=metrics),
         slurm_watch.from_settings(settings, time=time, metrics=metrics),
+        None if simulator_url is None else simulated_cluster.SimulatedCluster(simulator_url, cluster=name, time=time),
     ]
     path = None if settings.inventory is None else Path(settings.inventory)
     return Clusters(schedulers, inventory.NodeInventory(path, default_cluster=settings.cluster, metrics=metrics))

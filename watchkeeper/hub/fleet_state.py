@@ -27,12 +27,14 @@ DISCOVER_SECONDS = 30.0
 
 
 class FleetState:
-    def __init__(self, runtime: Runtime, samples: Samples) -> None:
+    def __init__(self, runtime: Runtime, samples: Samples, *, simulator_url: str | None = None) -> None:
         settings = runtime.settings
         self._settings, self._clock, self._samples = settings.fleet, runtime.clock, samples
         self.fleet = fleet.ScrapedInventory()
         self._registered = registrations.NodeRegistrations()
-        self.clusters = clusters.from_settings(settings.fleet, time=runtime.clock, metrics=runtime.metrics)
+        self.clusters = clusters.from_settings(
+            settings.fleet, time=runtime.clock, metrics=runtime.metrics, simulator_url=simulator_url
+        )
         fabric_file = Path(settings.hub.data) / "fabric.json"
         self.fabric = fabric_watch.FabricWatch(settings.fabric, settings.fleet.cluster, state_path=fabric_file)
         self._scraper = scrape.Scraper(

@@ -49,7 +49,7 @@ class Hub:
         self.current = stages.CurrentStages()
         self.loops = LoopRunner(runtime)
         self.leadership = leadership.Leadership(settings, metrics=metrics)
-        self.fleet = fleet_state.FleetState(runtime, samples)
+        self.fleet = fleet_state.FleetState(runtime, samples, simulator_url=simulator_url)
         self._reader = journal_reader.JournalReader(self.current, self.fleet.fleet, cluster=settings.fleet.cluster)
         self.rules = rule_loops.RuleLoops(settings, self._rule_dependencies(), time=time, metrics=metrics)
         cluster = settings.fleet.cluster

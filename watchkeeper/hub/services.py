@@ -12,6 +12,7 @@ from datetime import datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from watchkeeper.hub import node_service
 from watchkeeper.net import http
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from watchkeeper.model.fleet import Gpu, Node, NodeRegistration, Place
     from watchkeeper.model.incidents import Incident
     from watchkeeper.model.labels import Labels
+    from watchkeeper.model.node_list import NodeService
     from watchkeeper.model.notices import Notice
     from watchkeeper.model.silences import Silence
     from watchkeeper.notify.incident_report import TimelineEntry
@@ -199,6 +201,16 @@ class Services:
     # These change with the journal: call them at each use.
     orders: Callable[[], OrderQueue | None] = lambda: None
     evidence: Callable[[], EvidenceSources | None] = lambda: None
+
+    def node_services(self) -> dict[Place, NodeService]:
+        """Which nodes are in service, and which a scheduler or a repair keeps out of it."""
+        repairs = None if self.repairs is None else self.repairs.repairs
+        return node_service.services_by_node(
+            self.cluster_views(),
+            () if repairs is None else repairs.repairs_with_nodes(),
+            {} if repairs is None else repairs.ended_at(),
+            now=self.runtime.clock.now(),
+        )
 
     def cluster_views(self) -> list[ClusterView]:
         return [] if self.clusters is None else self.clusters.views()

@@ -31,9 +31,33 @@ class SchedulerStatus:
     is_schedulable: bool
 
 
+class ServiceState(StrEnum):
+    """Whether new workloads may start on a node."""
+
+    IN_SERVICE = "in_service"
+    CORDONED = "cordoned"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    # Another state of Slurm in which it starts nothing on the node.
+    OUT_OF_SERVICE = "out_of_service"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeService:
+    """`text` says what and by whom: `cordoned · repair INC-1`; empty in service. `incident` is that of our repair."""
+
+    state: ServiceState
+    text: str
+    incident: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class NodeLine:
-    """One node. `unmapped` lists missing inventory fields; `holders` includes holders that only a scheduler reports."""
+    """One node. `unmapped` lists missing inventory fields; `holders` includes holders that only a scheduler reports.
+
+    `service` is None if neither a scheduler nor a repair reports the node.
+    """
 
     cluster: str
     name: str
@@ -51,3 +75,4 @@ class NodeLine:
     incidents: tuple[str, ...]
     last_seen: datetime | None
     sources: str
+    service: NodeService | None = None

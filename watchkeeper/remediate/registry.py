@@ -49,6 +49,9 @@ class StrayCordons:
         }
         self._checked_at: datetime | None = None
 
+    def ended_at(self) -> dict[fleet.Place, datetime]:
+        return {node: ended_at for node, (_, ended_at) in self._ended.copy().items()}
+
     def remember(self, ended: Repair, now: datetime) -> None:
         # The repair of a rack ends only after it has undone each of its cordons.
         if ended.is_of_domain:
@@ -242,6 +245,14 @@ class RepairRegistry:
     def active_repair(self, incident: incidents.IncidentId) -> Repair | None:
         """Return the repair that runs for an incident or keeps its node cordoned; takes no lock, as above."""
         return self._by_incident.get(incident)
+
+    def repairs_with_nodes(self) -> list[Repair]:
+        """Return the repairs that run or keep a node cordoned; takes no lock, as above."""
+        return list({repair.id: repair for repair in list(self._by_incident.values())}.values())
+
+    def ended_at(self) -> dict[fleet.Place, datetime]:
+        """Return when the last repair of each node ended, if that is not long ago."""
+        return self._stray_cordons.ended_at()
 
     def _update_incidents(self, repair: Repair) -> None:
         for id in repair.openings:

@@ -7,6 +7,7 @@ uncordon the node. `server` provides these calls over HTTP; drills call them dir
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -52,8 +53,14 @@ class SimCluster:
         self.machines = machines
         self.faults = faults
         self._cordons: dict[str, str] = {}
+        # Rises whenever the state of a node may have changed.
+        self.revision = 0
         self._down_until: dict[str, int] = {}
         self._marks: deque[tuple[str, str]] = deque(maxlen=MAX_MARKS)
+
+    @property
+    def cordoned(self) -> set[str]:
+        return set(self._cordons)
 
     def is_up(self, node: SimNode) -> bool:
         return node.name not in self._down_until
@@ -67,6 +74,17 @@ class SimCluster:
             workloads=tuple(job.workload(node.row) for job in self.machines.jobs.jobs_on_node(node)),
             state=SimNodeState.READY if self.is_up(node) else SimNodeState.REBOOTING,
         )
+
+    def list_nodes(self, nodes: Iterable[SimNode]) -> list[dict[str, str | None]]:
+        return [
+            {
+                "name": node.name,
+                "scheduler": node.pool.scheduler,
+                "cordoned_by": self._cordons.get(node.name),
+                "state": SimNodeState.READY if self.is_up(node) else SimNodeState.REBOOTING,
+            }
+            for node in nodes
+        ]
 
     def cordon(self, node: SimNode, by: str) -> ActionOutcome:
         owner = self._cordons.get(node.name)
@@ -193,6 +211,7 @@ class SimCluster:
         return True
 
     def _update_schedulable(self, node: SimNode) -> None:
+        self.revision += 1
         self.machines.jobs.is_schedulable[node.row] = node.name not in self._cordons and self.is_up(node)
 
     def _done(self, node: SimNode, text: str) -> ActionOutcome:

@@ -49,12 +49,14 @@ class KubeStatePage:
         self._jobs = jobs
         self._started: dict[str, int] = {}
 
-    def page(self, total: EffectTotals, *, up: set[int], now: int) -> bytes:
+    def page(self, total: EffectTotals, *, up: set[int], cordoned: set[str], now: int) -> bytes:
         """`up` are the rows of the nodes whose kubelet answers."""
         page = MetricsPage()
         pods = list(self._list_pods(total, now))
         self._started = {pod.name: pod.started_at for pod in pods}
         self._write_nodes(page, total, up)
+        is_cordoned = (({"node": node.name}, float(node.name in cordoned)) for node in self._nodes)
+        page.write("kube_node_spec_unschedulable", "gauge", "Whether a node can schedule new pods.", is_cordoned)
         _write_pods(page, pods)
         _write_specs_and_exits(page, pods)
         self._write_plugin_and_quotas(page, pods, total)

@@ -77,6 +77,7 @@ class SimulatorApi:
             Route("/serving/{model}/metrics", self.metrics),
             Route("/nodes/{node}/inventory", self.inventory),
             Route("/kmsg", self.kernel_stream),
+            Route("/cluster/nodes", self.cluster_nodes),
             Route("/cluster/nodes/{node}", self.cluster_node),
             Route("/cluster/nodes/{node}/{verb:str}", self.cluster_action, methods=["POST"]),
             Route("/cluster/nodes/{node}/gpus/{uuid}/{verb:str}", self.gpu_action, methods=["POST"]),
@@ -148,6 +149,13 @@ class SimulatorApi:
         except TimeoutError:
             return False
         return True
+
+    async def cluster_nodes(self, request: Request) -> Response:
+        """All nodes, or only the revision if it is the one that the caller has."""
+        cluster = self.simulation.cluster
+        if request.query_params.get("after") == str(cluster.revision):
+            return JSONResponse({"revision": cluster.revision})
+        return JSONResponse({"revision": cluster.revision, "nodes": cluster.list_nodes(self.simulation.layout.nodes)})
 
     async def cluster_node(self, request: Request) -> Response:
         node = self.simulation.layout.node(request.path_params["node"])

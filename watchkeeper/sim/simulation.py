@@ -136,7 +136,7 @@ class Simulation:
                 return self.hosts.page(self._require_up(node), self.faults.totals, now=self.second)
             case ["cluster", "metrics"]:
                 up = {node.row for node in self.layout.nodes if self._is_up(node)}
-                return self.kubernetes.page(self.faults.totals, up=up, now=self.second)
+                return self.kubernetes.page(self.faults.totals, up=up, cordoned=self.cluster.cordoned, now=self.second)
             case ["workloads", "metrics"]:
                 return self.workloads.page(self.faults.totals)
             case ["serving", model, "metrics"] if model in self.workloads.servers:

@@ -103,6 +103,7 @@ class LiveUpdates:
     ) -> None:
         self._runtime, self._queries, self._journal, self._fleet = hub.runtime, hub.queries, hub.journal, hub.fleet
         self._cards, self._snapshots, self._interval_seconds = cards, snapshots, interval_seconds
+        self._services = hub.node_services
         self._viewers: set[Mailbox] = set()
         self._newest: tuple[float, LiveFrame] | None = None
         self._drawn_version = ""
@@ -247,7 +248,8 @@ class LiveUpdates:
         new_snapshot = await self._snapshots.build(layout) if renew_snapshot else None
         open_incidents = await self._journal.read(self._journal.incidents)
         readings = frames.FrameReadings(**results, holders=self._fleet.workload_labels())
-        content = await asyncio.to_thread(frames.draw_frame, layout, readings, open_incidents)
+        services = self._services()
+        content = await asyncio.to_thread(frames.draw_frame, layout, readings, open_incidents, services)
         header = {"kind": "frame", "at": wire.format_time(now), "version": layout.version}
         for name in self._viewed_colours():
             colour = frames.find_colour(name)

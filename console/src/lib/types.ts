@@ -952,7 +952,7 @@ export interface Statement {
   currency: string;
   page: string;
 }
-/** One node. `unmapped` lists missing inventory fields; `holders` includes holders that only a scheduler reports. */
+/** One node. `unmapped` lists missing inventory fields; `holders` includes holders that only a scheduler reports. `service` is None if neither a scheduler nor a repair reports the node. */
 export interface NodeLine {
   cluster: string;
   name: string;
@@ -970,6 +970,13 @@ export interface NodeLine {
   incidents: string[];
   last_seen: string | null;
   sources: string;
+  service: NodeService | null;
+}
+/** `text` says what, and who did it: `cordoned · repair INC-1`; empty in service. `incident` is that of our repair. */
+export interface NodeService {
+  state: ServiceState;
+  text: string;
+  incident: string | null;
 }
 export type NodeState = "up" | "short" | "silent" | "never_seen" | "not_read" | "gone";
 export interface NodeListSchedulerStatus {
@@ -980,6 +987,7 @@ export interface NodeListSchedulerStatus {
   is_ready: boolean | null;
   is_schedulable: boolean;
 }
+export type ServiceState = "in_service" | "cordoned" | "draining" | "drained" | "out_of_service" | "unknown";
 /** `severity` and `place` are the incident's when the notice was made; `answer` is the receiver's last reply. `batch` is the message that first contained it; each retry sends the same message again. */
 export interface Notice {
   id: string;

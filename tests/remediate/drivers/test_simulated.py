@@ -10,7 +10,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from tests import servers
+from watchkeeper.clusters import simulated_cluster
 from watchkeeper.errors import ActionFailed, ActionRefused
+from watchkeeper.kit.clock import ScaledClock
 from watchkeeper.model import fleet, incidents
 from watchkeeper.model.actions import Action, ActionId, ActionKind
 from watchkeeper.remediate.drivers.simulated import SimulatedDriver
@@ -53,6 +55,32 @@ def test_a_cordon_is_written_on_the_node_once_and_taken_off_by_its_own_incident(
         driver.perform(action(ActionKind.UNCORDON, node, step=5, incident="INC-2"))
     driver.perform(action(ActionKind.UNCORDON, node, step=5))
     assert driver.observe(node).is_schedulable is True
+
+
+def test_the_view_of_the_cluster_shows_what_the_driver_did(simulator: tuple[SimulatedDriver, fleet.Place]) -> None:
+    driver, place = simulator
+    view = simulated_cluster.SimulatedCluster(driver.url, cluster="sim", time=ScaledClock())
+
+    def read() -> tuple[str, bool, str]:
+        asyncio.run(view.refresh())
+        node = next(node for node in view.view().nodes if node.name == place.node)
+        return node.state, node.is_schedulable, node.unschedulable_by
+
+    assert read() == ("Ready", True, "")
+    driver.perform(action(ActionKind.CORDON, place))
+    assert read() == ("Ready,SchedulingDisabled", False, "watchkeeper:INC-1/1-cordon")
+    driver.perform(action(ActionKind.UNCORDON, place, step=5))
+    assert read() == ("Ready", True, "")
+    assert (view.view().at_ms is not None, view.problems()) == (True, [])
+
+
+def test_a_simulator_that_is_gone_is_a_problem_of_the_view() -> None:
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as closed:
+        url = f"http://127.0.0.1:{closed.server_port}"
+    view = simulated_cluster.SimulatedCluster(url, cluster="sim", time=ScaledClock())
+    asyncio.run(view.refresh())
+    assert view.view().at_ms is None
+    assert "refused" in view.problems()[0]
 
 
 def test_a_node_that_the_simulator_does_not_have_does_not_exist(simulator: tuple[SimulatedDriver, fleet.Place]) -> None:

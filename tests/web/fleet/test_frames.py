@@ -14,6 +14,7 @@ from tests.web.small_fleet import FleetGpu
 from tests.web.small_hub import SmallHub
 from watchkeeper.model import fleet
 from watchkeeper.model.labels import Labels
+from watchkeeper.model.node_list import NodeService, ServiceState
 from watchkeeper.web.fleet import fleet_layout, frames
 from watchkeeper.web.fleet.frames import FrameReadings, GpuMapState
 
@@ -142,3 +143,30 @@ def test_an_average_without_current_readings_does_not_make_a_gpu_healthy() -> No
     assert (picture.states[2], picture.summary["ok"], picture.summary["silent"]) == (GpuMapState.SILENT, 7, 1)
     alone = draw(hub, power=None, gpu_util=None)
     assert alone.summary["ok"] == 8, "an exporter that gives nothing but activity still reports"
+
+
+def test_a_node_out_of_service_is_marked_and_none_of_its_gpus_is_free() -> None:
+    hub = SmallHub(racks=1, per_rack=2)
+    stories.lose_gpu(hub, node="gpu-r01-02", index=3)
+    layout = fleet_layout.current_layout(hub.fleet)
+    readings = FrameReadings(work=reading(hub, 0.7), power=reading(hub, 500.0), gpu_util=reading(hub, 70.0))  # type: ignore[arg-type]
+    place = next(node.place for node in layout.nodes if node.name == "gpu-r01-02")
+    service = NodeService(ServiceState.CORDONED, "cordoned · repair INC-1", "INC-1")
+    picture = frames.draw_frame(layout, readings, hub.journal.incidents(), {place: service})
+    other = [GpuMapState.OK] * 8
+    assert (
+        picture.states.tolist() == other + [GpuMapState.CORDONED] * 3 + [GpuMapState.DOWN] + [GpuMapState.CORDONED] * 4
+    )
+    assert (picture.summary["free"], picture.summary["cordoned"], picture.summary["down"]) == (8, 7, 1)
+    packed = frames.pack_frame(picture, {"kind": "frame"})
+    (size,) = struct.unpack_from("<I", packed)
+    assert json.loads(packed[4 : 4 + size])["out_of_service"] == {"1": "cordoned · repair INC-1"}
+
+
+def test_a_gpu_of_a_recovering_incident_shows_its_readings() -> None:
+    hub = SmallHub(racks=1, per_rack=1)
+    stories.lose_gpu(hub, node="gpu-r01-01", index=3)
+    (incident,) = hub.journal.incidents()
+    assert draw(hub).states.tolist().count(GpuMapState.DOWN) == 1
+    hub.journal.kept[incident.id] = replace(incident, recovering_since=incident.opened_at)
+    assert draw(hub).states.tolist() == [GpuMapState.OK] * 8

@@ -45,7 +45,8 @@ def command(ctx: click.Context, /, hub: Client, state: str | None, pool: str | N
 
 
 def _format_row(node: NodeLine, *, with_cluster: bool) -> list[str]:
-    scheduler_states = [f"{report.state} ({report.source})" for report in node.scheduler]
+    service = [] if node.service is None or not node.service.text else [node.service.text]
+    scheduler_states = [*service, *(f"{report.state} ({report.source})" for report in node.scheduler)]
     more = len(node.holders) - MAX_HOLDERS
     return [
         f"{node.cluster}/{node.name}" if with_cluster else node.name,

@@ -56,6 +56,8 @@ class TopRow:
     watts: float | None = None
     # Cause of the most severe open incident of this GPU or its node.
     problem: str = ""
+    # Why the node is out of service, such as `cordoned · repair INC-1`.
+    service: str = ""
 
     @property
     def name(self) -> str:
@@ -101,7 +103,7 @@ SORT_VALUES: dict[SortColumn, Callable[[TopRow], float | None]] = {
 
 
 def matches_filter(row: TopRow, text: str) -> bool:
-    row_text = f"{row.name} {row.model} {row.holder} {row.problem}".lower()
+    row_text = f"{row.name} {row.model} {row.holder} {row.problem} {row.service}".lower()
     return all(word in row_text for word in text.lower().split())
 
 
@@ -129,7 +131,8 @@ HEADER = ("GPU", "UTIL", "MEMORY GiB", "TEMP", "POWER", "HOLDER")
 
 def format_cells(row: TopRow) -> tuple[str, ...]:
     """A row as texts under HEADER; an unknown value is a dash, never zero."""
-    holder = "  ".join(text for text in (row.holder, row.problem and f"! {row.problem}") if text) or UNKNOWN
+    notes = (row.holder, row.problem and f"! {row.problem}", row.service)
+    holder = "  ".join(text for text in notes if text) or UNKNOWN
     memory = UNKNOWN if row.memory_used_mib is None else f"{row.memory_used_mib / MIB_PER_GIB:.1f}"
     if row.memory_used_mib is not None and row.memory_mib is not None:
         memory += f"/{row.memory_mib / MIB_PER_GIB:.0f}"

@@ -77,9 +77,17 @@ class HubSource:
 
     def _read_inventory(self) -> None:
         inventory = self._hub.fleet()
+        services = {node.name: node.service.text for node in self._hub.list_nodes().nodes if node.service is not None}
         holders = inventory.workloads or {}
         self._gpus = {
-            gpu.uuid: top_rows.TopRow(gpu.uuid, node.name, gpu.index, gpu.model or "", holders.get(gpu.uuid, ""))
+            gpu.uuid: top_rows.TopRow(
+                gpu.uuid,
+                node.name,
+                gpu.index,
+                gpu.model or "",
+                holders.get(gpu.uuid, ""),
+                service=services.get(node.name, ""),
+            )
             for node in inventory.nodes
             for gpu in node.gpus
             if gpu is not None

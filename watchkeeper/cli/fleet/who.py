@@ -65,7 +65,9 @@ def _node_lines(answer: answers.NodeAndGpus) -> list[str]:
     node = answer.node
     domains = {"pool": node.pool, "rack": node.rack, "leaf": node.leaf}
     place = ", ".join(f"{name} {domain or 'unmapped'}" for name, domain in domains.items())
-    lines = [f"{node.name} ({place}): {node.state.replace('_', ' ')}" + (f", {node.why}" if node.why else "")]
+    service = "" if node.service is None else node.service.text
+    state = ", ".join(filter(None, (node.state.replace("_", " "), service, node.why)))
+    lines = [f"{node.name} ({place}): {state}"]
     for report in node.scheduler:
         by = f" (by {report.by})" if report.by else ""
         lines.append(f"  {report.source:9} {report.state}" + (f": {report.reason}{by}" if report.reason else ""))

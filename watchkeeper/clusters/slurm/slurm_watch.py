@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from watchkeeper.catalogue import mig
+from watchkeeper.clusters.cluster_series import NODE_STATE
 from watchkeeper.clusters.slurm import slurm_reader
 from watchkeeper.config import settings as config
 from watchkeeper.errors import CollectError
@@ -31,7 +32,6 @@ from watchkeeper.scrape.fleet import ScrapedInventory
 T = TypeVar("T")
 
 SOURCE = "slurm"
-NODE_STATE = "watchkeeper_scheduler_node_state"
 GPU_RESOURCE = "gres/gpu"
 LEAF = "leaf"
 # Topology and limits rarely change; reading them every time would only load slurmctld.

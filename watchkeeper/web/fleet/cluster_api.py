@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import chain
 from typing import TypedDict
@@ -24,8 +24,9 @@ from watchkeeper.hub.services import FleetProtocol, GpuView
 from watchkeeper.incidents import signals
 from watchkeeper.kit import clock, wire
 from watchkeeper.model import cluster, fleet, incidents
+from watchkeeper.model.fleet import Place
 from watchkeeper.model.incidents import Incident
-from watchkeeper.model.node_list import NodeLine, NodeState
+from watchkeeper.model.node_list import NodeLine, NodeService, NodeState, ServiceState
 from watchkeeper.model.node_list import SchedulerStatus as NodeStatus
 from watchkeeper.scrape import scrape, target_loop
 from watchkeeper.web.endpoint import QueryParam, get
@@ -68,6 +69,7 @@ class ClusterApi:
     def __init__(self, hub: services.Services) -> None:
         self._runtime, self._queries, self._journal, self._fleet = hub.runtime, hub.queries, hub.journal, hub.fleet
         self._targets, self._clusters, self._views = hub.targets, hub.clusters, hub.cluster_views
+        self._services = hub.node_services
 
     @get(
         "/api/nodes",
@@ -81,7 +83,7 @@ class ClusterApi:
         state = request.query_params.get("state", "").strip().replace(" ", "_") or None
         gpu_holders = await holders.load_holders(self._queries)
         lines = await self._build_lines(gpu_holders)
-        states = {status.state for line in lines for status in line.scheduler} | set(NodeState)
+        states = {status.state for line in lines for status in line.scheduler} | set(NodeState) | set(ServiceState)
         if state is not None and state not in states:
             raise HTTPException(400, f"unknown state `{state[:40]}`; the states are {', '.join(sorted(states))}")
         pools = {line.pool or UNMAPPED for line in lines} | {UNMAPPED}
@@ -90,8 +92,7 @@ class ClusterApi:
         matches = [
             line
             for line in lines
-            if (state is None or line.state == state or any(status.state == state for status in line.scheduler))
-            and (pool is None or (line.pool or UNMAPPED) == pool)
+            if (state is None or state in _states_of(line)) and (pool is None or (line.pool or UNMAPPED) == pool)
         ]
         return NodeList(
             now=self._runtime.clock.now(),
@@ -130,12 +131,17 @@ class ClusterApi:
 
     async def _build_lines(self, gpu_holders: holders.GpuHolders) -> list[NodeLine]:
         targets, open_incidents = self._targets.targets(), await self._open_incidents()
-        sources = NodeListSources(self._fleet, targets, self._views(), gpu_holders, open_incidents)
+        sources = NodeListSources(self._fleet, targets, self._views(), gpu_holders, open_incidents, self._services())
         # In a thread: a large fleet would block the event loop.
         return await asyncio.to_thread(build_node_list, sources)
 
     async def _open_incidents(self) -> list[Incident]:
         return await self._journal.read(lambda: self._journal.incidents(open_only=True, limit=MAX_INCIDENTS))
+
+
+def _states_of(line: NodeLine) -> set[str]:
+    service = () if line.service is None else (line.service.state,)
+    return {line.state, *service, *(status.state for status in line.scheduler)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +153,7 @@ class NodeListSources:
     views: Sequence[cluster.ClusterView]
     gpu_holders: holders.GpuHolders
     open_incidents: Sequence[incidents.Incident]
+    services: Mapping[Place, NodeService] = field(default_factory=dict)
 
 
 def build_node_list(sources: NodeListSources) -> list[NodeLine]:
@@ -175,6 +182,7 @@ def build_node_list(sources: NodeListSources) -> list[NodeLine]:
             gone_since_ms=gone[key][1] if key in gone else None,
             workloads=workloads_by_node.get(key, ()),
             statuses=statuses_by_node.get(key, ()),
+            service=sources.services.get(node.place),
             incident_ids=tuple(dict.fromkeys(id for place in places for id in incidents_by_place.get(place, ()))),
         )
         lines.append(_build_line(node_facts, sources.gpu_holders))
@@ -189,6 +197,7 @@ class _NodeFacts:
     gone_since_ms: int | None
     workloads: Sequence[str] = ()
     statuses: tuple[NodeStatus, ...] = ()
+    service: NodeService | None = None
     incident_ids: tuple[str, ...] = ()
 
 
@@ -216,6 +225,7 @@ def _build_line(node_facts: _NodeFacts, gpu_holders: holders.GpuHolders) -> Node
         incidents=node_facts.incident_ids,
         last_seen=None if last_seen_ms is None else clock.from_ms(last_seen_ms),
         sources=node.source,
+        service=node_facts.service,
     )
 
 

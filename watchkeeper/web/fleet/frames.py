@@ -20,6 +20,7 @@ import orjson
 from watchkeeper.kit import recency_cache
 from watchkeeper.model import clock_reasons, fleet, incidents
 from watchkeeper.model.labels import Labels
+from watchkeeper.model.node_list import NodeService, ServiceState
 from watchkeeper.query import engine
 from watchkeeper.web.fleet.fleet_layout import FleetLayout
 
@@ -34,6 +35,8 @@ class GpuMapState(IntEnum):
     SILENT = 4
     HELD_IDLE = 5
     UNKNOWN = 6
+    # A GPU without a problem on a node that is out of service.
+    CORDONED = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,7 @@ THROTTLE_BITS = clock_reasons.HW_SLOWDOWN | clock_reasons.THERMAL | clock_reason
 LOST_FAMILY = "gpu_lost"
 HEAT_FAMILIES = frozenset({"cooling", "power"})
 IDLE_CAUSE = "gpu_idle_waste"
+NO_SERVICES: Mapping[fleet.Place, NodeService] = {}
 Values = npt.NDArray[np.float32]
 
 
@@ -113,6 +117,8 @@ class FrameContent:
     values: Values
     states: npt.NDArray[np.uint8]
     summary: Mapping[str, float | int | None] = field(default_factory=dict)
+    # Why nodes are out of service, by their index in the layout: `cordoned · repair INC-1`.
+    out_of_service: Mapping[str, str] = field(default_factory=dict)
 
 
 def find_colour(name: str) -> MapColour | None:
@@ -138,7 +144,10 @@ def _rounded(number: float, *, up: bool) -> float:
 
 
 def draw_frame(
-    layout: FleetLayout, readings: FrameReadings, open_incidents: Sequence[incidents.Incident]
+    layout: FleetLayout,
+    readings: FrameReadings,
+    open_incidents: Sequence[incidents.Incident],
+    services: Mapping[fleet.Place, NodeService] = NO_SERVICES,
 ) -> FrameContent:
     """Decide the value and state of each slot, and the figures of the summary tiles."""
     identity.start_generation()
@@ -161,6 +170,7 @@ def draw_frame(
     reasons = np.nan_to_num(values_by_slot(layout, readings.throttle)).astype(np.int64)
     states[(reasons & THROTTLE_BITS != 0) & (states != GpuMapState.SILENT)] = GpuMapState.THROTTLED
     mark_open_incidents(layout, states, open_incidents)
+    out_of_service = mark_out_of_service(layout, states, services)
     idle_slots = np.flatnonzero(states == GpuMapState.HELD_IDLE).tolist()
     summary = {
         "gpus": len(states),
@@ -177,7 +187,7 @@ def draw_frame(
         "nodes_reporting": count_reporting_nodes(layout, work, power),
         **{state.name.lower(): int((states == state).sum()) for state in GpuMapState},
     }
-    return FrameContent(values, states, summary)
+    return FrameContent(values, states, summary, out_of_service)
 
 
 def values_by_slot(layout: FleetLayout, answer: engine.QueryResult | None) -> Values:
@@ -231,12 +241,32 @@ identity = recency_cache.RecencyCache(_identity)
 def mark_open_incidents(
     layout: FleetLayout, states: npt.NDArray[np.uint8], open_incidents: Iterable[incidents.Incident]
 ) -> None:
-    """Set the states of slots with open incidents; the most severe incident of a GPU is applied last."""
-    for incident in sorted(open_incidents, key=lambda incident: incident_state(incident) == GpuMapState.DOWN):
+    """Set the states of slots with open incidents; the most severe incident of a GPU is applied last.
+
+    The fault of a recovering incident has ended: its GPUs show their readings.
+    """
+    faulty = (incident for incident in open_incidents if incident.recovering_since is None)
+    for incident in sorted(faulty, key=lambda incident: incident_state(incident) == GpuMapState.DOWN):
         state = incident_state(incident)
         for slot in _incident_slots(layout, incident):
             if state is not None and not (state == GpuMapState.THROTTLED and states[slot] == GpuMapState.SILENT):
                 states[slot] = state
+
+
+def mark_out_of_service(
+    layout: FleetLayout, states: npt.NDArray[np.uint8], services: Mapping[fleet.Place, NodeService]
+) -> Mapping[str, str]:
+    """Set the states of GPUs without a problem whose nodes start no workloads; return the reasons by node."""
+    reasons = {}
+    for index, node in enumerate(layout.nodes):
+        service = services.get(node.place)
+        if service is None or not service.text:
+            continue
+        reasons[str(index)] = service.text
+        if service.state not in (ServiceState.IN_SERVICE, ServiceState.UNKNOWN):
+            slots = list(layout.slots_by_node[node.cluster, node.name])
+            states[slots] = np.where(states[slots] == GpuMapState.OK, GpuMapState.CORDONED, states[slots])
+    return reasons
 
 
 def incident_state(incident: incidents.Incident) -> GpuMapState | None:
@@ -287,7 +317,8 @@ def pack_frame(content: FrameContent, header: Mapping[str, object]) -> bytes:
         name: None if isinstance(number, float) and math.isnan(number) else number
         for name, number in content.summary.items()
     }
-    text = orjson.dumps({**header, "count": len(content.values), "summary": summary})
+    counts = {"count": len(content.values), "summary": summary, "out_of_service": content.out_of_service}
+    text = orjson.dumps({**header, **counts})
     text += b" " * (-len(text) % 4)
     value_bytes = content.values.astype("<f4").tobytes()
     return struct.pack("<I", len(text)) + text + value_bytes + content.states.tobytes()

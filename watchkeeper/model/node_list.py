@@ -45,7 +45,7 @@ class ServiceState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeService:
-    """`text` says what and by whom: `cordoned · repair INC-1`; empty in service. `incident` is that of our repair."""
+    """`text` says what, and who did it: `cordoned · repair INC-1`; empty in service. `incident`: of our repair."""
 
     state: ServiceState
     text: str

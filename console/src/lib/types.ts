@@ -972,7 +972,7 @@ export interface NodeLine {
   sources: string;
   service: NodeService | null;
 }
-/** `text` says what, and who did it: `cordoned · repair INC-1`; empty in service. `incident` is that of our repair. */
+/** `text` says what, and who did it: `cordoned · repair INC-1`; empty in service. `incident`: of our repair. */
 export interface NodeService {
   state: ServiceState;
   text: string;

@@ -7,7 +7,7 @@ Pure: `correlate` reads the incidents near the signal and returns a Decision wit
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
@@ -15,7 +15,7 @@ from watchkeeper.catalogue import causes, xid
 from watchkeeper.incidents import job_effects
 from watchkeeper.incidents.domains import Domains
 from watchkeeper.incidents.footprint import WHOLE_JOB_FAMILIES, holders_of, is_workload, workload_name
-from watchkeeper.incidents.signals import Signal, anchor_place, family_of
+from watchkeeper.incidents.signals import Signal, anchor_place, family_of, one_line
 from watchkeeper.kit import durations
 from watchkeeper.model import fleet
 from watchkeeper.model.diagnosis import UNKNOWN_CAUSE
@@ -24,6 +24,7 @@ from watchkeeper.model.incidents import Incident, IncidentId, IncidentState, Mem
 # No person reads more signals of an incident than this, and each change writes them all.
 MAX_MEMBERS = 200
 MAX_WORKLOADS = 50
+MAX_TITLE_LENGTH = 300
 # A fault that returns within this time is the same incident: flapping must not page twice.
 FLAP_TIME = timedelta(minutes=10)
 # These causes describe that something is missing or slow, not why: any other cause of their family takes precedence.
@@ -67,6 +68,8 @@ class CorrelationContext:
     domains: Domains
     # The ids of incidents whose repair is running on the node and has started a step that cannot be undone.
     under_repair: Callable[[fleet.Place], Collection[str]]
+    # The lowest priority in full incidents, by incident, with its version: 10,000 signals may ask for it.
+    lowest: dict[IncidentId, tuple[int, tuple[object, ...]]] = field(default_factory=dict)
 
     def encloses(self, outer: fleet.Place, inner: fleet.Place) -> bool:
         """Like `Place.encloses`; a rack also encloses its nodes and their GPUs."""
@@ -250,7 +253,7 @@ def _may_host(incident: Incident, signal: Signal, context: CorrelationContext) -
     if job_effects.is_caused_by_job(incident, signal, context.domains.job_holds):
         return True
     is_secondary = causes.lookup(signal.cause).is_secondary and causes.lookup(incident.cause).explains_others
-    return is_secondary and incident.place == signal.place
+    return is_secondary and incident.place == signal.place and signal.place.parent is not None
 
 
 def _has_separate_fault(incident: Incident, signal: Signal, context: CorrelationContext) -> bool:
@@ -293,7 +296,7 @@ def _is_early_effect(incident: Incident, signal: Signal, context: CorrelationCon
     if job_effects.is_early_effect(incident, signal, context.domains.job_runs_at):
         return True
     is_secondary = causes.lookup(incident.cause).is_secondary and causes.lookup(signal.cause).explains_others
-    if not is_secondary or incident.place != signal.place:
+    if not is_secondary or incident.place != signal.place or signal.place.parent is None:
         return False
     leads = ((member.cause, signal.at - member.since) for member in incident.members)
     return all(lead <= timedelta(seconds=xid.settle_seconds(cause)) for cause, lead in leads)
@@ -313,6 +316,9 @@ def _join(
     absorbable: Sequence[Incident] = (),
 ) -> Decision:
     """Add the signal to the target; if the signal leads it, the other incidents become part of it."""
+    refusal = f"{target.id} has {MAX_MEMBERS} signals, the limit, all at least as severe"
+    if not others and _is_full(target, signal, context):
+        return Decision(IncidentStep.NOTHING, text=refusal)
     signal = _with_previous_time(target.members, signal)
     members = _with_member(target.members, signal)
     is_leading = leading_member(members) is signal.member
@@ -320,7 +326,6 @@ def _join(
     members += tuple(member for other in absorbed for member in other.members if member.kind is not MemberKind.DOMAIN)
     retained = _limit_members(members)
     if signal.member not in retained:
-        refusal = f"{target.id} has {MAX_MEMBERS} signals, the limit, all at least as severe"
         return Decision(IncidentStep.NOTHING, text=refusal)
     text = signal.member.text
     if len(retained) < len(members):
@@ -371,6 +376,22 @@ def _with_member(members: tuple[Member, ...], signal: Signal) -> tuple[Member, .
     return (*(member for member in members if member.ref not in replaced), signal.member)
 
 
+def _is_full(target: Incident, signal: Signal, context: CorrelationContext) -> bool:
+    """Whether an incident at its limit has only signals of at least this priority."""
+    is_new = all(member.ref not in (signal.member.ref, signal.replaces) for member in target.members)
+    if len(target.members) < MAX_MEMBERS or signal.family != target.family or not is_new:
+        return False
+    version, lowest = context.lowest.get(target.id, (0, ()))
+    if version != target.version:
+        lowest = min(map(_priority, target.members))
+        context.lowest[target.id] = target.version, lowest
+    return _priority(signal.member) <= lowest
+
+
+def _priority(member: Member) -> tuple[object, ...]:
+    return (member.until is None, member.severity.rank, _weight(member))
+
+
 def _limit_members(members: tuple[Member, ...]) -> tuple[Member, ...]:
     """At most MAX_MEMBERS members: drops ended and less severe ones first, never the leading or most severe one."""
     protected = (leading_member(members), max(members, key=lambda member: member.severity.rank))
@@ -378,7 +399,7 @@ def _limit_members(members: tuple[Member, ...]) -> tuple[Member, ...]:
     def priority(index: int) -> tuple[object, ...]:
         member = members[index]
         # Of equal members the newest is dropped, so that a full incident does not change with each repetition.
-        return (member in protected, member.until is None, member.severity.rank, _weight(member), -index)
+        return (member in protected, *_priority(member), -index)
 
     indexes = sorted(range(len(members)), key=priority, reverse=True)[:MAX_MEMBERS]
     return tuple(members[at] for at in sorted(indexes))
@@ -458,14 +479,25 @@ def make_title(cause: str, place: fleet.Place, *, names: PlaceNames, members: Se
     if members and (leader := leading_member(members)).cause == UNKNOWN_CAUSE and leader.alert:
         text = f"{leader.alert} on {names(leader.place)}" if leader.text == leader.alert else leader.text
         others = len({member.place for member in members if member.alert == leader.alert} - {leader.place})
-        return f"{text} and {others} more" if others else text
+        at_least = "at least " if len(members) >= MAX_MEMBERS else ""
+        return one_line(f"{text} and {at_least}{others} more" if others else text, MAX_TITLE_LENGTH)
     # Of the same kind: GPUs, or pods.
     alike = {member.place for member in members if bool(member.place.gpu) == bool(place.gpu)} - {place}
     more = f" and {len(alike)} more" if alike and row.family in WHOLE_JOB_FAMILIES else ""
-    node = names(place.whole_node)
+    subject, node = _subjects(row, place, names)
+    text = row.headline(subject + more, node)
+    # The name of a node is not capitalised at the start of a title.
+    text = text if place.node is not None and text.startswith(f"{node} ") else text[:1].upper() + text[1:]
+    return one_line(text, MAX_TITLE_LENGTH)
+
+
+def _subjects(row: causes.CauseRow, place: fleet.Place, names: PlaceNames) -> tuple[str, str]:
+    """What the title is about, and its node; where a signal names neither GPU nor node: some GPU or node there."""
+    name, node = names(place), names(place.whole_node)
     # With an unknown cause the fault may not be in a GPU.
     is_of_gpu = row.scope == "gpu" and row.is_hardware
-    is_unknown_gpu = is_of_gpu and place.node is not None and place.gpu is None and place.port is None
-    text = row.headline(f"a GPU on {node}" if is_unknown_gpu else names(place) + more, node)
-    # The name of a node is not capitalised at the start of a title.
-    return text if place.node is not None and text.startswith(f"{node} ") else text[:1].upper() + text[1:]
+    if place.parent is None and row.cause != UNKNOWN_CAUSE:
+        node = f"a node of {name}"
+        return {"gpu": f"a GPU of {name}", "node": node, "workload": f"a workload of {name}"}.get(row.scope, name), node
+    is_whole_node = place.node is not None and place.gpu is None and place.port is None
+    return (f"a GPU on {node}" if is_of_gpu and is_whole_node else name), node

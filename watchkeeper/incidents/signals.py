@@ -128,16 +128,22 @@ def from_alert(alert: alerts.Alert) -> Signal | None:
         place=place_of(alert.labels),
         cause=cause,
         since=alert.fired_at or alert.active_at,
-        text=(alert.annotations.get("summary") or alert.name)[:MAX_TEXT_LENGTH],
+        text=one_line(alert.annotations.get("summary") or alert.name, MAX_TEXT_LENGTH),
         severity=alert.severity,
         until=alert.resolved_at if alert.state is alerts.AlertState.RESOLVED else None,
-        alert=alert.name,
-        advice=alert.annotations.get("action", "")[:MAX_ADVICE_LENGTH] if is_unknown else "",
+        alert=one_line(alert.name, MAX_TEXT_LENGTH),
+        advice=one_line(alert.annotations.get("action", ""), MAX_ADVICE_LENGTH) if is_unknown else "",
         own_family=f"{ALERT_FAMILY}{alert.name}" if is_unknown and cause_id != cause else "",
     )
     is_held = member.place.gpu is not None or member.place.node is None
     holder = fleet.holder_from_labels(alert.labels) if is_held else None
     return Signal(member, family_of(member), job=jobs.job_of_holder(holder) if holder else "")
+
+
+def one_line(text: str, max_length: int) -> str:
+    """Text of others for a line on a screen: without line breaks and characters that are not shown."""
+    printable = text if text.isprintable() else "".join(each if each.isprintable() else " " for each in text)
+    return printable[:max_length].strip()
 
 
 def family_of(member: incidents.Member) -> str:

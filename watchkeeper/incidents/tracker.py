@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import islice
 
 from watchkeeper.catalogue import causes
 from watchkeeper.errors import InvalidTransition
@@ -55,6 +56,8 @@ CLEANUP_INTERVAL = timedelta(seconds=10)
 MAX_OPEN = 20_000
 # Alerts that were dropped at a limit and are retried.
 MAX_WAITING_ALERTS = 20_000
+# How many of them are retried at each cleanup.
+MAX_RETRIES = 500
 LOST_GPU_FAMILY = "gpu_lost"
 
 
@@ -313,6 +316,9 @@ class IncidentTracker:
 
     def _drop_signal(self, member: Member, reason: str) -> None:
         """Drop a signal at a limit, logged once; an alert waits until `tick` retries it."""
+        if member.until is not None:
+            self._waiting_alerts.pop(member.ref, None)
+            return
         if member.ref in self._waiting_alerts:
             return
         self.dropped_signals += 1
@@ -365,7 +371,8 @@ class IncidentTracker:
             for member in incident.members
             if member.kind is MemberKind.ALERT
         }
-        unsolved |= self._waiting_alerts.keys() if with_waiting else set()
+        retried = set(islice(self._waiting_alerts, MAX_RETRIES)) if with_waiting else set()
+        unsolved |= retried
         # Usually no person has resolved anything: then the scan of all incidents is skipped.
         if unsolved:
             members = (member for incident in self.open_incidents() for member in incident.members)
@@ -373,15 +380,17 @@ class IncidentTracker:
         changed: list[Incident] = []
         still_waiting: dict[str, None] = {}
         for alert in firing if unsolved else ():
-            signal = from_alert(alert) if alert.state is alerts.AlertState.FIRING else None
-            if signal is None or signal.member.ref not in unsolved:
+            is_unsolved = alert.state is alerts.AlertState.FIRING and str(alert.labels) in unsolved
+            signal = from_alert(alert) if is_unsolved else None
+            if signal is None:
                 continue
             reassigned = self._reassign(signal, now)
             changed += reassigned
             if not reassigned and signal.member.ref in self._waiting_alerts:
                 still_waiting[signal.member.ref] = None
-        if with_waiting:
-            self._waiting_alerts = still_waiting
+        # Those that are refused again wait behind the others.
+        waiting = dict.fromkeys(ref for ref in self._waiting_alerts if ref not in retried)
+        self._waiting_alerts = {**waiting, **still_waiting}
         return changed
 
     def _save(

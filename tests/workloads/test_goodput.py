@@ -87,6 +87,19 @@ def test_steps_that_take_longer_than_usual_lose_what_they_are_longer() -> None:
     assert lost(account_time(points(0, 15, 30), USUAL)) == {"unknown": 60.0}
 
 
+@pytest.mark.parametrize("pace", [LearnedPace(2.0, None, None), LearnedPace(5.0, None, None)])
+def test_a_wait_for_input_is_not_productive_even_if_the_job_has_always_waited(pace: LearnedPace) -> None:
+    starved = [ProgressPoint(at * 60.0, 12.0 * at, waited=36.0 * at) for at in range(6)]
+    accounted = account_time(starved, pace)
+    assert (accounted.share, lost(accounted)) == (0.4, {"input": 180.0})
+
+
+def test_the_longest_time_without_a_step_includes_the_stall_that_is_not_over() -> None:
+    progress = [ProgressPoint(at * 15.0, 5.0 * min(at, 20), is_stalled=at > 22) for at in range(37)]
+    assert account_time(progress, LearnedPace(3.0, 16.0, None)).longest_pause_seconds == 240.0
+    assert account_time(progress[:21], LearnedPace(3.0, 16.0, None)).longest_pause_seconds == 16.0
+
+
 def test_waiting_in_the_queue_is_part_of_the_wall_time() -> None:
     accounted = account_time(points(0, 30), USUAL, queue_seconds=60.0)
     assert (accounted.wall_seconds, accounted.share, lost(accounted)) == (120.0, 0.5, {"queue": 60.0})

@@ -74,13 +74,22 @@ class BoundBy(StrEnum):
 
 
 class LostReason(StrEnum):
-    """Why no step finished in some time; `PAUSE` is a checkpoint, a validation or another regular stop of the job."""
+    """Why time made no progress: `PAUSE` is a checkpoint or another regular stop, `INPUT` a wait for data."""
 
     STALL = "stall"
     RESTART = "restart"
     FAILURE = "failure"
     QUEUE = "queue"
     PAUSE = "pause"
+    INPUT = "input"
+    UNKNOWN = "unknown"
+
+
+class VerdictStatus(StrEnum):
+    """Whether something is wrong with a job; `UNKNOWN`: what is measured does not show it."""
+
+    WRONG = "wrong"
+    FINE = "fine"
     UNKNOWN = "unknown"
 
 
@@ -151,6 +160,8 @@ class JobLine:
     cost: Money | None
     incidents: tuple[str, ...] = ()
     counted_since: datetime | None = None
+    # When its problem began: `stalled_since`, or when the condition of its alert, firing or pending, became true.
+    problem_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +206,8 @@ class LostTime:
 class Goodput:
     """Productive step time over wall time; `share` and `productive_seconds` None: the job reports no steps.
 
-    `lost` sums to wall minus productive; `step_seconds` is the usual length of a step, learned from the job.
+    `lost` sums to wall minus productive; `step_seconds` is the usual length of a step, learned from the job, and
+    `longest_pause_seconds` the longest time without a step, stalls and failures included.
     """
 
     wall_seconds: float
@@ -249,6 +261,27 @@ class LossEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class JobVerdict:
+    """The first answer about a job: what is wrong, since when, because of what, and the id of its incident.
+
+    The page of the job, `explain job` and `jobs ID` show the same. `cause` is an id of packs/causes.csv.
+    """
+
+    status: VerdictStatus
+    text: str
+    since: datetime | None = None
+    because: str = ""
+    cause: str | None = None
+    incident: str | None = None
+
+    @property
+    def sentence(self) -> str:
+        since = f" since {self.since:%H:%M:%S} UTC" if self.since else ""
+        because = f": {self.because}" if self.because else ""
+        return f"{self.text}{since}{because}" + (f" ({self.incident})" if self.incident else "")
+
+
+@dataclass(frozen=True, slots=True)
 class JobReport:
     """All about one job: `GET /api/jobs/{id}`. `ranks` has at most 4,096 rows; `omitted_ranks` counts the others."""
 
@@ -262,6 +295,11 @@ class JobReport:
     losses: tuple[LossEvent, ...]
     run_url: str | None
     notes: tuple[str, ...] = ()
+    last_step_at: datetime | None = None
+    # The rank that the others seem to wait for now, also before an alert says so.
+    straggler: Straggler | None = None
+    # None until the web API has compared the report with the diagnosis and the open incidents.
+    verdict: JobVerdict | None = None
 
 
 def job_of_holder(holder: str) -> str:

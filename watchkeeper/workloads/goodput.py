@@ -1,6 +1,7 @@
 """Account for the goodput of a job: the share of its wall time that made progress, and the reasons of the rest.
 
-A step counts with its learned normal duration, so the excess of slower steps is lost time. A gap without a step is a
+A step counts with its learned normal duration, so the excess of slower steps is lost time, and so is the time in which
+ranks waited for input, even if the job has always waited. A gap without a step is a
 failure while the process or a rank is missing, a restart from then until the next step, a stall if an alert fires or
 the gap is longer than any normal pause, a pause if steps resume or the job reports one, and else unknown.
 """
@@ -28,6 +29,8 @@ class ProgressPoint:
     lacks_ranks: bool = False
     is_stalled: bool = False
     is_paused: bool = False
+    # Total time that the ranks waited for input; None: not reported.
+    waited: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +52,29 @@ class _TimeTally:
     # The current gap without a step, and its reason; None may still become a stall or a pause.
     gap_seconds: float = 0.0
     gap_reason: LostReason | None = None
+    gap_waited: float = 0.0
+    # The current time without a step, whatever its reasons, and the longest.
+    pause_seconds: float = 0.0
+    longest_pause_seconds: float = 0.0
 
-    def add_progress(self, seconds: float, steps: float) -> None:
+    def add_progress(self, seconds: float, steps: float, *, waited: float) -> None:
         # A step longer than the time between two points was in progress during the gap.
         available = self.gap_seconds + seconds
-        productive = min(steps * self.step_seconds, available)
+        waited = min(waited, seconds) if self.gap_reason else min(self.gap_waited + waited, available)
+        productive = min(steps * self.step_seconds, available - waited)
         had_gap = self.gap_seconds > 0
         self.productive += productive
         self.steps += steps
-        self.gap_seconds = available - productive
+        self.lost[LostReason.INPUT] += waited
+        self.gap_seconds = available - productive - waited
         self.close_gap(is_resumed=had_gap)
+        self.pause_seconds = 0.0
 
-    def add_gap(self, seconds: float, point: ProgressPoint) -> None:
+    def add_pause(self, seconds: float) -> None:
+        self.pause_seconds += seconds
+        self.longest_pause_seconds = max(self.longest_pause_seconds, self.pause_seconds)
+
+    def add_gap(self, seconds: float, point: ProgressPoint, *, waited: float) -> None:
         if point.lacks_ranks:
             self.add_failure(seconds, LostReason.FAILURE)
             return
@@ -69,6 +83,7 @@ class _TimeTally:
         elif self.gap_reason is LostReason.RESTART and point.is_stalled:
             self.close_gap(next_reason=LostReason.STALL)
         self.gap_seconds += seconds
+        self.gap_waited += waited
         if self.gap_reason in (None, LostReason.PAUSE):
             self.gap_reason = LostReason.STALL if point.is_stalled else LostReason.PAUSE if point.is_paused else None
 
@@ -86,7 +101,7 @@ class _TimeTally:
             reason = LostReason.PAUSE if is_pause else LostReason.UNKNOWN
             reason = LostReason.STALL if self.gap_seconds > self.limit_seconds else reason
         self.lost[reason] += self.gap_seconds
-        self.gap_seconds, self.gap_reason = 0.0, next_reason
+        self.gap_seconds, self.gap_reason, self.gap_waited = 0.0, next_reason, 0.0
 
 
 def account_time(points: Sequence[ProgressPoint], pace: LearnedPace, *, queue_seconds: float | None = None) -> Goodput:
@@ -102,18 +117,23 @@ def account_time(points: Sequence[ProgressPoint], pace: LearnedPace, *, queue_se
     for earlier, point in itertools.pairwise(points):
         seconds = point.at - earlier.at
         if point.steps is None:
+            tally.add_pause(seconds)
             tally.add_failure(seconds, LostReason.FAILURE)
             continue
         new_steps = point.steps - (previous.steps or 0.0)
+        waited = max(0.0, (point.waited or 0.0) - (previous.waited or 0.0)) if previous.waited is not None else 0.0
+        if new_steps <= 0:
+            tally.add_pause(seconds)
         if new_steps < 0 or (point.restarts or 0) > (previous.restarts or 0):
             tally.add_failure(seconds, LostReason.RESTART)
         elif new_steps > 0:
-            tally.add_progress(seconds, new_steps)
+            tally.add_progress(seconds, new_steps, waited=waited)
         else:
-            tally.add_gap(seconds, point)
+            tally.add_gap(seconds, point, waited=waited)
         previous = point
     tally.close_gap()
     tally.lost[LostReason.QUEUE] = queue_seconds or 0.0
     lost = tuple(LostTime(reason, tally.lost[reason]) for reason in LostReason if tally.lost[reason] > 0)
     share = tally.productive / wall if wall > 0 else None
-    return Goodput(wall, tally.productive, share, tally.steps, step_seconds, pace.longest_pause_seconds, lost)
+    longest_pause = max(tally.longest_pause_seconds, pace.longest_pause_seconds or 0.0) or None
+    return Goodput(wall, tally.productive, share, tally.steps, step_seconds, longest_pause, lost)

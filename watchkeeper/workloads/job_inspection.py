@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from watchkeeper.kit import clock
 from watchkeeper.model import jobs
 from watchkeeper.model.labels import Labels
 from watchkeeper.workloads import efficiency, identity, job_queries, ranks
@@ -28,14 +29,19 @@ class JobInspection:
     nodes: set[str]
     ranks: tuple[jobs.Rank, ...]
     straggler: jobs.Straggler | None
+    # When a rank finished the last step; None: the job does not report it.
+    last_step_at: datetime | None = None
 
 
 def inspect_job(queries: JobQueries, line: jobs.JobLine) -> JobInspection:
     is_stuck = line.state in STUCK
-    readings, nodes = _read_ranks(queries, is_stuck=is_stuck, stalled_since=line.stalled_since)
+    last_steps = queries.series("training_last_step_timestamp_seconds")
+    readings, nodes = _read_ranks(queries, last_steps, is_stuck=is_stuck, stalled_since=line.stalled_since)
     is_synchronous = bool(queries.training) or line.gpus <= 1 or is_stuck or _looks_synchronous(readings)
     compared, straggler = ranks.compare_ranks(readings, is_synchronous=is_synchronous, is_stuck=is_stuck)
-    return JobInspection(readings, nodes, compared, straggler)
+    step_times = (last_steps or queries.ended_steps()).values()
+    last_step_at = clock.from_unix_seconds(max(step_times)) if step_times else None
+    return JobInspection(readings, nodes, compared, straggler, last_step_at)
 
 
 def refine_line(
@@ -52,7 +58,7 @@ def refine_line(
 
 
 def _read_ranks(
-    queries: JobQueries, *, is_stuck: bool, stalled_since: datetime | None
+    queries: JobQueries, last_steps: Rows, *, is_stuck: bool, stalled_since: datetime | None
 ) -> tuple[list[ranks.RankReading], set[str]]:
     """Return the metrics of every GPU or rank of the job, and the job's nodes."""
     # 0 ranks if the job exports no number or an impossible one.
@@ -73,7 +79,7 @@ def _read_ranks(
     (cpus, network), links = (queries.node_activity(nodes), queries.link_bytes(nodes)) if nodes else (({}, {}), {})
     usual_watts = queries.usual_watts()
     steps = {identity.read_rank(labels): value for labels, value in queries.step_compute_seconds().items()}
-    alive = {identity.read_rank(labels) for labels in queries.series("training_last_step_timestamp_seconds")}
+    alive = set(map(identity.read_rank, last_steps))
     rank_by_uuid = _assign_ranks(labels_by_uuid, rank_series, indexes, world_size=world_size)
     readings: list[ranks.RankReading] = []
     for uuid, labels in labels_by_uuid.items():

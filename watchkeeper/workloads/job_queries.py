@@ -47,6 +47,11 @@ class JobQueries:
         """Return a value that the rules learned of the job; None if there is none yet."""
         return max(self.series(name).values(), default=None)
 
+    def ended_steps(self) -> Rows:
+        """Return the last steps of ranks that have stopped exporting within half an hour."""
+        expr = f'training_last_step_timestamp_seconds{{{self._cluster_matcher},job_name="{self.training}"}}[30m]'
+        return self._query(f"last_over_time({expr})") if self.training else {}
+
     def step_compute_seconds(self) -> Rows:
         expr = f'avg_over_time(training_step_compute_seconds{{{self._cluster_matcher},job_name="{self.training}"}}[3m])'
         return self._query(expr) if self.training else {}

@@ -1,7 +1,7 @@
 """Build the report of one job: its line, efficiency, goodput, ranks, hardware events and loss anomalies.
 
-`web.fleet.jobs_api` calls it for a page and for `explain job`. `job_queries` reads the series; `job_inspection`,
-`goodput`, `efficiency` and `losses` decide.
+`web.fleet.jobs_api` calls it for each page, and `verdict` sums it up. `job_queries` reads the series;
+`job_inspection`, `goodput`, `efficiency` and `losses` decide.
 """
 
 from __future__ import annotations
@@ -86,6 +86,8 @@ def make_report(engine: Engine, now: datetime, inputs: JobReportInputs) -> jobs.
         loss_events,
         next(filter(None, run_urls), None),
         (*queries.problems, *missing),
+        inspection.last_step_at,
+        line.straggler or inspection.straggler,
     )
 
 
@@ -132,8 +134,11 @@ def _account_goodput(queries: JobQueries, inputs: JobReportInputs, since: dateti
     missing = dict(queries.values_over("watchkeeper:training_ranks_missing:count", since))
     stalled = dict(queries.values_over("ALERTS", since, matchers='alertname="TrainingJobStalled",alertstate="firing"'))
     paused = dict(queries.values_over("training_paused", since))
+    waited = dict(queries.values_over("training_data_wait_seconds_total", since))
     points = [
-        goodput.ProgressPoint(at, value, restarts.get(at), at in missing, at in stalled, paused.get(at) == 1)
+        goodput.ProgressPoint(
+            at, value, restarts.get(at), at in missing, at in stalled, paused.get(at) == 1, waited.get(at)
+        )
         for at, value in steps
     ]
     # The time before the first sample is not a failure, but unknown.

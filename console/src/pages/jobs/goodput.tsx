@@ -11,6 +11,7 @@ const TIME_PARTS: Record<string, { text: string; tone: string }> = {
   failure: { text: "failure", tone: "bad2" },
   restart: { text: "restart", tone: "warn" },
   queue: { text: "pending in the queue", tone: "warn2" },
+  input: { text: "waiting for input", tone: "warn" },
   pause: { text: "checkpoints and validation", tone: "calm" },
   unknown: { text: "unknown", tone: "unknown" },
 };
@@ -65,7 +66,10 @@ export function Goodput({ goodput }: { goodput: Report["goodput"] }) {
               </>
             ),
           ],
-          ["Longest pause", goodput.longest_pause_seconds == null ? null : duration(goodput.longest_pause_seconds)],
+          [
+            "Longest time without a step",
+            goodput.longest_pause_seconds == null ? null : duration(goodput.longest_pause_seconds),
+          ],
         ]}
       />
     </>

@@ -44,6 +44,27 @@ def test_one_job_has_its_time_its_ranks_and_its_clock(page: Page, demo: Product)
     assert Path(saved.value.path()).read_text().startswith("Rank,GPU,Activity")
 
 
+def test_the_first_line_says_what_is_wrong_since_when_and_because_of_what(page: Page, demo: Product) -> None:
+    name = largest(demo)
+    healthy = demo.get(f"/api/jobs/{quote(name, safe='')}")["verdict"]
+    assert healthy["status"] in ("fine", "unknown")
+    hung = {
+        "status": "wrong", "text": "No rank has finished a step", "since": "2026-02-12T02:14:07Z",
+        "because": "GPU 3 on gpu-r01-02 fell off the bus", "cause": "gpu_fell_off_bus", "incident": "INC-1",
+    }  # fmt: skip
+
+    def with_a_fault(route: Route) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, json=answer.json() | {"verdict": hung})
+
+    page.route(f"**/api/jobs/{quote(name, safe='')}", with_a_fault)
+    page.goto(f"{demo.url}/jobs/{quote(name, safe='')}")
+    first = page.get_by_test_id("job-verdict")
+    expect(first).to_contain_text("No rank has finished a step since")
+    expect(first).to_contain_text("02:14:07: GPU 3 on gpu-r01-02 fell off the bus")
+    expect(first.get_by_role("link", name="INC-1")).to_have_attribute("href", "/incidents/INC-1")
+
+
 def test_a_filter_is_in_the_address_and_a_wrong_name_is_said(page: Page, demo: Product) -> None:
     largest(demo)
     page.goto(f"{demo.url}/jobs")

@@ -52,7 +52,8 @@ def test_a_job_that_only_its_own_series_name_is_plain_and_the_gravest_comes_firs
         ("alone", "plain", "stalled"), ("web/chat", "kubernetes", "idle"), ("4711", "slurm", "running"),
     ]  # fmt: skip
     assert (jobs_board.lines[0].stalled_since, jobs_board.lines[0].incidents) == (
-        NOW - timedelta(seconds=900),
+        # The age is a second old.
+        NOW - timedelta(seconds=901),
         ("INC-3",),
     )
 
@@ -282,6 +283,35 @@ def test_gpus_of_a_node_that_is_gone_are_not_at_work() -> None:
         "rank 2 on n2 has a GPU that stopped reporting (and 1 more of its node), and the others wait"
         " (2 waiting, 2 missing)"
     )
+
+
+SILENT = {row: value for row, value in {**SERIES, **RANKS}.items() if not row.startswith("DCGM")}
+GOODPUT = {'watchkeeper:training_productive:ratio{cluster="c",job_name="pretrain"}': 0.93}
+AGE = 'watchkeeper:training_last_step_age:seconds{cluster="c",job_name="pretrain"}'
+
+
+@pytest.mark.parametrize(
+    ("step_age", "state", "goodput"), [(3, "running", 0.93), (90, "stalled", 0.93), (None, "unknown", None)]
+)
+def test_a_job_whose_gpus_no_longer_report_is_healthy_only_if_it_still_steps(
+    step_age: float | None, state: str, goodput: float | None
+) -> None:
+    series = {**SILENT, **GOODPUT} | ({AGE: step_age} if step_age is not None else {})
+    if step_age is None:
+        series = {
+            row: value for row, value in series.items() if "pretrain" not in row or "group" in row or row in GOODPUT
+        }
+    made = board.make_board(engine(series), NOW, board.BoardInputs())
+    line = next(line for line in made.lines if line.id == "4711")
+    assert (line.state, line.goodput, line.gpus) == (state, goodput, 4)
+
+
+def test_a_job_whose_ranks_have_ended_is_not_running_because_its_gpus_worked_this_hour() -> None:
+    ranks = {row: value for row, value in {**SERIES, **RANKS}.items() if row.startswith("training_") or row == AGE}
+    left = {row: value for row, value in {**SERIES, **RANKS}.items() if row not in ranks}
+    source = engine({**left, **dict.fromkeys(ranks, STALE)}, before=ranks)
+    line = next(line for line in board.make_board(source, NOW, board.BoardInputs()).lines if line.id == "4711")
+    assert (line.state, line.name, line.used) == ("unknown", "pretrain", 0.8)
 
 
 def test_gpus_that_heat_slows_down_bind_the_job_in_the_list_and_on_its_page() -> None:

@@ -153,6 +153,19 @@ def test_a_grave_incident_of_its_node_is_the_answer_about_a_job() -> None:
     assert told_about["cause"] == "gpu_fell_off_bus"
 
 
+def test_the_page_the_report_and_explain_begin_with_the_same_sentence(site: Site) -> None:
+    for id in ("4711", "alone", "web/chat"):
+        decided = site.ask(f"/api/jobs/{id}").json["verdict"]
+        explained = site.ask(f"/api/explain/job/{id}").json["explained"]
+        assert decided["text"]
+        assert explained["headline"].startswith(decided["text"])
+        assert decided["because"] in explained["headline"]
+        assert run(site, id).output.startswith(f"{id}: {decided['text']}")
+    slow = site.ask("/api/jobs/4711").json
+    assert (slow["verdict"]["status"], slow["verdict"]["cause"]) == ("wrong", "nccl_timeout_straggler")
+    assert slow["job"]["state"] == "slow"
+
+
 def test_a_pending_pod_is_explained_with_its_incident_everywhere() -> None:
     hub = SmallHub()
     stories.keep_waiting(hub, pod="ml/big-0")

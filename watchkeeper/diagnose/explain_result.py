@@ -33,6 +33,9 @@ class ExplainResult:
     change: str = ""
     steps: tuple[str, ...] = ()
     missing_data: tuple[str, ...] = wire.json_key("unseen", default=())
+    # The open incident of this cause, and why it is the cause, without the evidence.
+    incident: str | None = None
+    reason: str = ""
 
 
 def with_incidents(
@@ -48,7 +51,8 @@ def with_incidents(
     incident, finding = ordered[0]
     cause = None if explanation is None else explanation.cause
     if explanation and cause and causes.lookup(cause).severity.rank >= incident.severity.rank:
-        return replace(explanation, lines=(*lines, *explanation.lines))
+        own = next((incident.id for incident, _ in ordered if incident.cause == cause), None)
+        return replace(explanation, lines=(*lines, *explanation.lines), incident=own)
     missing_data = ("no scheduler or exporter reports the workload now",)
     base = explanation or ExplainResult(subject, "", missing_data=missing_data)
     headline = "; ".join(filter(None, [base.headline, f"{incident.title} ({incident.id})"]))
@@ -57,10 +61,10 @@ def with_incidents(
 
 def with_cause(base: ExplainResult, incident: incidents.Incident, finding: diagnosis.Finding | None) -> ExplainResult:
     """Add the cause of an incident, with the reason and the first steps of its finding."""
+    base = replace(base, cause=incident.cause, incident=incident.id)
     if finding is None:
-        return replace(base, cause=incident.cause, why="not diagnosed yet", steps=())
-    steps = tuple(map(step_text, finding.actions[:3]))
-    return replace(base, cause=incident.cause, why=finding.why, steps=steps)
+        return replace(base, why="not diagnosed yet", steps=())
+    return replace(base, why=finding.why, reason=finding.why, steps=tuple(map(step_text, finding.actions[:3])))
 
 
 def step_text(step: diagnosis.DiagnosisStep) -> str:

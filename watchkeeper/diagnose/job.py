@@ -112,7 +112,7 @@ def explain(
         why = " ".join([best.why, "; ".join(item.text for item in best.evidence[:2])])
         check = explaining.distinguishing_check(tuple(ranked))
         steps = (*map(step_text, best.actions), *((check,) if check else ()))
-        return ExplainResult(query.name, best.title, best.cause, why, lines, "", steps, missing_data)
+        return ExplainResult(query.name, best.title, best.cause, why, lines, "", steps, missing_data, reason=best.why)
     if query.pending_workloads:
         part = query.pending_workloads[0]
         count = f"{len(query.pending_workloads)} of {len(query.scheduled)}"

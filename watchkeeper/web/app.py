@@ -32,6 +32,7 @@ from watchkeeper.web.fleet import (
     fleet_api,
     fleet_snapshot,
     history_api,
+    job_page_api,
     jobs_api,
     learn_api,
     orders_api,
@@ -68,6 +69,7 @@ def create_app(hub: Services, auth: Auth | AuthFiles, *, live_interval_seconds: 
     snapshots = fleet_snapshot.FleetSnapshots(hub)
     interval_seconds = live_interval_seconds or runtime.settings.fleet.scrape_interval_seconds
     live = LiveUpdates(hub, cards=incident_cards, snapshots=snapshots, interval_seconds=interval_seconds)
+    explain = explain_api.ExplainApi(hub)
     capacity, jobs = capacity_api.CapacityApi(hub), jobs_api.JobsApi(hub, fleet_prices)
     advice = advice_hook.AdviceWebhook(runtime, hub.health, make=capacity.advise)
     table = endpoints_of(
@@ -85,7 +87,8 @@ def create_app(hub: Services, auth: Auth | AuthFiles, *, live_interval_seconds: 
         topology_api.TopologyApi(hub),
         fabric_api.FabricApi(hub),
         cluster_api.ClusterApi(hub),
-        explain_api.ExplainApi(hub, jobs),
+        explain,
+        job_page_api.JobPageApi(hub, jobs, explain),
         orders_api.OrdersApi(hub),
         drills_api.DrillsApi(hub),
         learn_api.LearnApi(),

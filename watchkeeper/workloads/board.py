@@ -15,50 +15,14 @@ from datetime import UTC, datetime
 from watchkeeper.catalogue import prices
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.kit import clock, own_metrics
-from watchkeeper.model import clock_reasons, jobs, workloads
+from watchkeeper.model import jobs, workloads
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import gpu_errors
 from watchkeeper.query.engine import Engine
-from watchkeeper.workloads import efficiency, identity, job_inspection, ranks
+from watchkeeper.workloads import board_queries, efficiency, identity, job_inspection, ranks
 from watchkeeper.workloads.identity import JobKey
 from watchkeeper.workloads.job_queries import JobQueries
 
-# The queries of every list; `usage` and `goodput` cover the last hour.
-QUERIES: Mapping[str, str] = {
-    "gpus": "watchkeeper:job_gpus:sum",
-    "nodes": "watchkeeper:job_nodes:count",
-    "recorded_at": "timestamp(watchkeeper:job_nodes:count)",
-    # Means of an hour: exchanging gradients for a minute does not mean that the job is bound by it.
-    "usage": (
-        'avg_over_time(watchkeeper:job_use:ratio{of!="memory"}[1h]) or watchkeeper:job_use:ratio{of="memory"}'
-    ),
-    "throttle_reasons": f"{gpu_errors.CLOCK_REASONS} >= {clock_reasons.SW_THERMAL}",
-    "idle": "watchkeeper:job_idle:seconds",
-    "training_names": "watchkeeper:job_training:group",
-    "step_ages": "watchkeeper:training_last_step_age:seconds",
-    "world_sizes": "max by (cluster, job_name) (training_world_size)",
-    "training_nodes": (
-        "count by (cluster, job_name) (group by (cluster, job_name, Hostname) (training_rank_info))"
-    ),
-    "goodput": "avg_over_time(watchkeeper:training_productive:ratio[1h])",
-    "paused": "max by (cluster, job_name) (training_paused) == 1",
-    "input_waits": "max by (cluster, job_name) (rate(training_data_wait_seconds_total[5m]))",
-    "slow_ranks": (
-        "watchkeeper:training_rank_slow:ratio * on (cluster, job_name, rank) group_left (Hostname, gpu, UUID) "
-        "max by (cluster, job_name, rank, Hostname, gpu, UUID) (training_rank_info)"
-        " or watchkeeper:training_rank_slow:ratio"
-        " or avg_over_time(watchkeeper:job_gpu_busier:ratio[15m]) > 0.1"
-    ),
-    "pending": identity.PENDING_PODS_QUERY,
-    "alerts": 'ALERTS{alertstate="firing",job_name!=""}',
-}  # fmt: skip
-# The jobs of the few GPUs that are throttled.
-THROTTLED_QUERY = 'count by (cluster, workload_kind, namespace, job_name) (watchkeeper:job_gpu:share{{UUID=~"{}"}})'
-# When a job was first recorded: hours of a week, and minutes of the newest hour. Callers cache the result.
-FIRST_SEEN_QUERIES = (
-    "min_over_time(timestamp(watchkeeper:job_nodes:count)[7d:1h])",
-    "min_over_time(timestamp(watchkeeper:job_nodes:count)[1h:1m])",
-)
 # The state that an alert implies; of several, the first in JobState is used.
 STATE_OF_ALERT = {
     "TrainingJobStalled": jobs.JobState.STALLED,
@@ -77,13 +41,17 @@ STATE_OF_ALERT = {
 STRAGGLER_TEXTS = {"TrainingRankSlow": ranks.SLOW_STEP_TEXT, "JobRankSlow": ranks.BUSY_SMS_TEXT}
 # As in packs/rules/jobs.yaml: longer than compiling, evaluation, checkpoints and most data loading take.
 IDLE_LIMIT_SECONDS = 900.0
+# A job with GPUs that do not report is stalled after this time without a step, or after three steps.
+MIN_STALL_SECONDS, STALL_STEPS = 60.0, 3
 # The ranks of at most this many jobs, the most severe, are inspected: some ten queries each.
 MAX_INSPECTED_JOBS, MAX_THROTTLED_GPUS = 16, 1000
 NO_HOLDERS_YET = (
     "no GPU is assigned to a job yet (the rules run every minute): use, team, GPU-hours and cost are unknown"
 )
 SEVERITY_ORDER = {state: at for at, state in enumerate(jobs.JobState)}
-TRAINING_QUERIES = ("step_ages", "world_sizes", "training_nodes", "goodput", "input_waits", "paused")
+TRAINING_QUERIES = (
+    "step_ages", "ended_steps", "step_seconds", "world_sizes", "training_nodes", "goodput", "input_waits", "paused",
+)  # fmt: skip
 Rows = Mapping[Labels, float]
 TrainingKey = tuple[str, str]
 
@@ -119,7 +87,7 @@ class JobBoard:
 def make_board(engine: Engine, now: datetime, inputs: BoardInputs) -> JobBoard:
     at_ms, problems = round(now.timestamp() * 1000), []
     rows_by_query: dict[str, Rows] = {}
-    for name, expr in QUERIES.items():
+    for name, expr in board_queries.QUERIES.items():
         try:
             rows_by_query[name] = engine.instant(expr, at_ms).latest()
         except WatchkeeperError as error:
@@ -138,7 +106,7 @@ def _count_throttled_gpus(engine: Engine, at_ms: int, reasons: Rows, problems: l
         return {}
     try:
         pattern = "|".join(map(own_metrics.escape, throttled[:MAX_THROTTLED_GPUS]))
-        return engine.instant(THROTTLED_QUERY.format(pattern), at_ms).latest()
+        return engine.instant(board_queries.THROTTLED_QUERY.format(pattern), at_ms).latest()
     except WatchkeeperError as error:
         problems.append(f"the query for throttled GPUs of jobs failed: {error}")
         return {}
@@ -168,7 +136,7 @@ def _severity_key(line: jobs.JobLine) -> tuple[int, int, str]:
 def find_first_seen(engine: Engine, now: datetime) -> dict[JobKey, float]:
     """Return when each running job was first recorded within a week."""
     first_seen: dict[JobKey, float] = {}
-    for expr in FIRST_SEEN_QUERIES:
+    for expr in board_queries.FIRST_SEEN_QUERIES:
         for labels, value in engine.instant(expr, round(now.timestamp() * 1000)).latest().items():
             key = identity.job_from_labels(labels)
             first_seen[key] = min(value, first_seen.get(key, value))
@@ -198,9 +166,14 @@ class _BoardBuilder:
         self._training_names = {
             identity.job_from_labels(labels): labels.get("training_job", "") for labels in rows["training_names"]
         }
+        self._silent_gpus = _map_by_job(rows["silent_gpus"])
         self._alerts: dict[TrainingKey, list[str]] = {}
         for labels in rows["alerts"]:
             self._alerts.setdefault(_training_key(labels), []).append(labels.get("alertname", ""))
+        self._alert_starts = {
+            (*_training_key(labels), labels.get("alertname", "")): value
+            for labels, value in rows["alert_starts"].items()
+        }
         self._slow_ranks: dict[TrainingKey, tuple[Labels, float]] = {}
         for labels, value in rows["slow_ranks"].items():
             if value > self._slow_ranks.get(_training_key(labels), (labels, 0.0))[1]:
@@ -231,7 +204,9 @@ class _BoardBuilder:
         name = self._training_names.get(key) or key.name
         # The age of the last step comes from a rule and may be late; the world size comes from the job itself.
         training_key = (key.cluster, name)
-        has_series = training_key in self._last_step_ages or training_key in self._by_training["world_sizes"]
+        has_series = any(
+            training_key in self._by_training[rows] for rows in ("step_ages", "ended_steps", "world_sizes")
+        )
         return name if has_series else ""
 
     def _build_line(self, key: JobKey, training: str) -> jobs.JobLine:
@@ -252,6 +227,9 @@ class _BoardBuilder:
         kernel_age = self._idle_seconds.get(key) if state is jobs.JobState.STALLED else None
         idle_seconds = self._last_step_ages.get(training_key, kernel_age)
         is_stalled = state in (jobs.JobState.STALLED, jobs.JobState.HUNG) and idle_seconds is not None
+        stalled_at = self._now.timestamp() - (idle_seconds or 0.0) if is_stalled else None
+        # What a job did before it stopped reporting is not how it does.
+        goodput = self._value("goodput", training_key) if training_key in self._last_step_ages else None
         facts = efficiency.JobFacts(
             gpus, uses, self._value("input_waits", training_key), straggler, round(self._throttled_gpus.get(key, 0.0)),
             is_stuck=state in job_inspection.STUCK, is_idle=state is jobs.JobState.IDLE,
@@ -264,11 +242,24 @@ class _BoardBuilder:
             state, self._count_nodes(key, training_key, running), round(gpus),
             None if started is None else datetime.fromtimestamp(started, UTC),
             None if gpu_hours is None else round(gpu_hours, 2), uses.get("active"), uses.get("memory"),
-            efficiency.find_bottleneck(facts), self._value("goodput", training_key),
-            clock.from_unix_seconds(self._now.timestamp() - (idle_seconds or 0.0)) if is_stalled else None,
-            straggler, self._cost(rows, gpu_hours), self._find_incidents(key, training),
+            efficiency.find_bottleneck(facts), goodput,
+            None if stalled_at is None else clock.from_unix_seconds(stalled_at), straggler,
+            self._cost(rows, gpu_hours), self._find_incidents(key, training),
             None if first_seen is None else datetime.fromtimestamp(first_seen, UTC),
+            self._find_problem_start(key, training_key, state, stalled_at=stalled_at),
         )  # fmt: skip
+
+    def _find_problem_start(
+        self, key: JobKey, training_key: TrainingKey, state: jobs.JobState, *, stalled_at: float | None
+    ) -> datetime | None:
+        if state is jobs.JobState.IDLE and key in self._idle_seconds:
+            stalled_at = self._now.timestamp() - self._idle_seconds[key]
+        # A running job may have an alert that is pending.
+        is_running = state is jobs.JobState.RUNNING
+        names = STATE_OF_ALERT if is_running else [name for name in STATE_OF_ALERT if STATE_OF_ALERT[name] is state]
+        starts = (self._alert_starts.get((*training_key, name)) for name in names)
+        start = stalled_at if stalled_at is not None else min((at for at in starts if at is not None), default=None)
+        return None if start is None else clock.from_unix_seconds(start)
 
     def _decide_state(self, key: JobKey, training_key: TrainingKey, uses: Mapping[str, float]) -> jobs.JobState:
         states = [STATE_OF_ALERT[name] for name in self._alerts.get(training_key, ()) if name in STATE_OF_ALERT]
@@ -278,13 +269,24 @@ class _BoardBuilder:
             is_pending = all(part.state is workloads.WorkloadState.PENDING for part in self._parts[key])
             return jobs.JobState.PENDING if is_pending else jobs.JobState.UNKNOWN
         if training_key in self._last_step_ages:
+            if self._lost_its_gpus(key, training_key):
+                return jobs.JobState.STALLED
             return jobs.JobState.PAUSED if training_key in self._by_training["paused"] else jobs.JobState.RUNNING
-        if not uses:
+        # Means of an hour remain for an hour after the last rank or GPU of the job stopped reporting.
+        lost_ranks = self._by_training["ended_steps"].keys() - self._by_training["world_sizes"].keys()
+        if not uses or training_key in lost_ranks:
+            return jobs.JobState.UNKNOWN
+        if self._silent_gpus.get(key, 0.0) >= sum(value for _, value in self._gpus.get(key, [])) > 0:
             return jobs.JobState.UNKNOWN
         # The mean of an hour falls only slowly after the last kernel.
         is_long_idle = self._idle_seconds.get(key, 0.0) >= IDLE_LIMIT_SECONDS
         is_idle = is_long_idle or uses.get("active", 1.0) < efficiency.IDLE_SHARE
         return jobs.JobState.IDLE if is_idle else jobs.JobState.RUNNING
+
+    def _lost_its_gpus(self, key: JobKey, training_key: TrainingKey) -> bool:
+        """Whether GPUs of the job do not report and no step ends: an exporter alone that is down stops no job."""
+        limit = max(MIN_STALL_SECONDS, STALL_STEPS * (self._value("step_seconds", training_key) or 0.0))
+        return self._silent_gpus.get(key, 0.0) > 0 and self._last_step_ages[training_key] > limit
 
     def _find_straggler(self, training_key: TrainingKey) -> jobs.Straggler | None:
         alerts = self._alerts.get(training_key, ())

@@ -37,6 +37,7 @@ BOUND_TEXTS = {
 WAITS_OUTSIDE_TEXT = "GPUs are idle most of the time"
 NOTHING_BUSY_TEXT = "no unit of the GPUs is busy most of the time"
 STUCK_TEXT = "stalled, and no rank differs from the others"
+LOST_RANK_TEXT = "stalled, because all ranks wait for one that is gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,9 @@ class JobFacts:
 def find_bottleneck(facts: JobFacts) -> BoundBy:
     """Return the first bottleneck that explains the measurements; the most certain are checked first."""
     active, uses = facts.uses.get("active"), facts.uses
+    # A rank that is gone is a fault, which has a cause, and no bottleneck.
     if facts.straggler is not None:
-        return BoundBy.STRAGGLER
+        return BoundBy.UNKNOWN if facts.straggler.is_gone else BoundBy.STRAGGLER
     if facts.is_stuck:
         return BoundBy.UNKNOWN
     if facts.input_wait is not None and facts.input_wait >= STARVED_SHARE:
@@ -115,9 +117,11 @@ def _explain(facts: JobFacts, bottleneck: BoundBy) -> str:
     names = {"active": "SMs", "tensor": "tensor cores", "dram": "memory", "utilisation": "utilisation"}
     parts = [f"{name} {facts.uses[key]:.0%}" for key, name in names.items() if key in facts.uses]
     if facts.input_wait is not None:
-        parts.append(f"input wait {facts.input_wait:.0%}")
+        parts.append(f"input wait {facts.input_wait:.0%} of the last 5 min")
     text = BOUND_TEXTS[bottleneck]
-    if facts.is_stuck and bottleneck is BoundBy.UNKNOWN:
+    if facts.straggler is not None and facts.straggler.is_gone:
+        text = LOST_RANK_TEXT
+    elif facts.is_stuck and bottleneck is BoundBy.UNKNOWN:
         text = STUCK_TEXT
     elif bottleneck is BoundBy.UNKNOWN and "tensor" in facts.uses:
         text = NOTHING_BUSY_TEXT
@@ -128,7 +132,7 @@ def _explain(facts: JobFacts, bottleneck: BoundBy) -> str:
 
 def _suggest_first_fix(facts: JobFacts, bottleneck: BoundBy) -> Fix | None:
     active, straggler = facts.uses.get("active"), facts.straggler
-    if bottleneck is BoundBy.STRAGGLER and straggler is not None:
+    if straggler is not None:
         gpu_text = f", GPU {straggler.gpu}" if straggler.rank is not None and straggler.gpu else ""
         if straggler.is_gone:
             text = f"Read the last log lines of {jobs.straggler_name(straggler)}, and the kernel log of its node"

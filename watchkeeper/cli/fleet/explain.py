@@ -92,8 +92,8 @@ def explain_job(hub: Client, name: str, as_json: bool) -> None:
             raise
         report = None
     explanation = {**answer.explained.plain, "report": None if report is None else jobs.as_plain(report)}
-    # The first two lines repeat the state and the reason.
-    lines = [] if report is None else jobs.report_lines(report, max_ranks=8)[2:]
+    # The first three lines repeat the verdict, the state and the reason.
+    lines = [] if report is None else jobs.report_lines(report, max_ranks=8)[3:]
     _print_explanation(explanation, [answer.text, *lines], as_json=as_json)
 
 

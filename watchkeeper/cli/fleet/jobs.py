@@ -118,10 +118,11 @@ def report_lines(answer: JobReport, *, max_ranks: int = MAX_RANKS) -> list[str]:
     )
     is_waiting = job.state == "pending"
     lines = [
+        f"{job.id}: {answer.why if answer.verdict is None else answer.verdict.sentence}",
         f"{job.id} ({job.name}): {job.state}" + ("" if is_waiting else f"; {allocation}"),
         f"  why        {answer.why}",
         *_efficiency_lines(answer.efficiency),
-        *([] if is_waiting else _goodput_lines(answer.goodput)),
+        *([] if is_waiting else [f"  goodput    {_format_goodput(job)}", *_time_lines(answer.goodput)]),
     ]
     lines += [f"  run        {answer.run_url}"] if answer.run_url else []
     lines += [f"  incident   {incident}" for incident in job.incidents]
@@ -147,13 +148,19 @@ def _efficiency_lines(efficiency: Efficiency) -> list[str]:
     return lines + [f"  fix        {text}{command}" for text, command in fixes]
 
 
-def _goodput_lines(goodput: Goodput) -> list[str]:
+def _format_goodput(job: JobLine) -> str:
+    if job.goodput is None:
+        return "unknown: the job does not report its steps (training_iterations_total), or not for five minutes yet"
+    return f"{job.goodput:.0%} of the last hour"
+
+
+def _time_lines(goodput: Goodput) -> list[str]:
     if goodput.share is None or goodput.steps is None or goodput.step_seconds is None:
-        return ["  goodput    unknown: the job does not report its steps (training_iterations_total)"]
+        return []
     lost = ", ".join(f"{loss.reason} {_format_seconds(loss.seconds)}" for loss in goodput.lost) or "nothing"
     steps = f"{goodput.steps:,.0f} steps of {goodput.step_seconds:.3g} s"
     wall = _format_seconds(goodput.wall_seconds)
-    return [f"  goodput    {goodput.share:.0%} of {wall}: {steps}; lost to {lost}"]
+    return [f"  time       productive {goodput.share:.0%} of {wall}: {steps}; lost to {lost}"]
 
 
 def _rank_lines(answer: JobReport, max_ranks: int) -> list[str]:

@@ -1,6 +1,6 @@
-"""GET /api/explain/pod|node|job: explain the state of a pod, node or job from the current data of the hub.
+"""GET /api/explain/pod|node: explain the state of a pod or node from the current data of the hub.
 
-This module collects the data; `diagnose` decides what to say.
+This module collects the data; `diagnose` decides what to say. `job_page_api` explains jobs.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TypedDict
 
@@ -19,7 +19,6 @@ from watchkeeper.clusters.kubernetes import kubernetes_source
 from watchkeeper.diagnose import explain_result, job, node, pending, place_context, pod
 from watchkeeper.diagnose.checks import pod_placement
 from watchkeeper.diagnose.explain_result import ExplainResult
-from watchkeeper.diagnose.job import JobQuery
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import services
 from watchkeeper.kit import own_metrics
@@ -27,7 +26,6 @@ from watchkeeper.model import cluster, diagnosis, fleet, incidents, workloads
 from watchkeeper.model.fleet import Place
 from watchkeeper.model.labels import Labels
 from watchkeeper.web.endpoint import get
-from watchkeeper.web.fleet import jobs_api
 from watchkeeper.workloads import identity
 
 MAX_INCIDENTS = 1000
@@ -43,12 +41,11 @@ class ExplainAnswer(TypedDict):
 @dataclass(frozen=True, slots=True)
 class ExplainApi:
     hub: services.Services
-    jobs: jobs_api.JobsApi
 
     @get("/api/explain/pod/{name}", summary="Explain the state of a pod; the hub finds its namespace")
     @get("/api/explain/pod/{namespace}/{name}", summary="Explain the state of a pod")
     async def pod(self, request: Request) -> ExplainAnswer:
-        name = _check_name(request.path_params["name"])
+        name = check_name(request.path_params["name"])
         namespace = request.path_params.get("namespace")
         if namespace is None:
             namespaces = await asyncio.to_thread(self._find_namespaces, name, await self._open_incidents())
@@ -56,13 +53,13 @@ class ExplainApi:
                 listed = ", ".join(namespaces[:8])
                 raise HTTPException(400, f"{len(namespaces)} namespaces have a pod {name}; name one of them: {listed}")
             namespace = next(iter(namespaces), "default")
-        namespace = _check_name(namespace)
+        namespace = check_name(namespace)
         explanation = await asyncio.to_thread(self._explain_pod, namespace, name)
-        related = await self._pod_incidents([f"{namespace}/{name}"])
+        related = await self.pod_incidents([f"{namespace}/{name}"])
         explanation = explain_result.with_incidents(explanation, f"{namespace}/{name}", related)
         if explanation is None:
             raise HTTPException(404, f"no pod or job {namespace}/{name} found")
-        return _to_answer(explanation)
+        return to_answer(explanation)
 
     def _explain_pod(self, namespace: str, name: str) -> explain_result.ExplainResult | None:
         """Explain a pod from its cluster's API server, else from kube-state-metrics."""
@@ -75,7 +72,7 @@ class ExplainApi:
         journal = self.hub.journal
         return await journal.read(lambda: journal.incidents(open_only=True, limit=MAX_INCIDENTS))
 
-    async def _pod_incidents(self, pods: Iterable[str], incident_ids: Iterable[str] = ()) -> list[IncidentAndFinding]:
+    async def pod_incidents(self, pods: Iterable[str], incident_ids: Iterable[str] = ()) -> list[IncidentAndFinding]:
         """Open incidents with these ids, about these pods, or that affect them."""
         names, ids = set(pods), set(incident_ids)
         places = {f"pod={name}" for name in names}
@@ -112,7 +109,7 @@ class ExplainApi:
 
     @get("/api/explain/node/{name}", summary="Explain the state of a node")
     async def node(self, request: Request) -> ExplainAnswer:
-        name = _check_name(request.path_params["name"])
+        name = check_name(request.path_params["name"])
         expected = next((node for node in self.hub.fleet.nodes() if name in (node.name, *node.aliases)), None)
         names = {name} if expected is None else {expected.name, *expected.aliases}
         scheduled_nodes = [node for view in self.hub.cluster_views() for node in view.nodes if node.name in names]
@@ -123,32 +120,7 @@ class ExplainApi:
         on_node = [incident for incident in opened if any(place.encloses(at) for at in incident.places)]
         gpus = None if expected is None else expected.expected_gpus
         explain = partial(self._explain_node, expected_gpus=gpus, related=await self._with_findings(on_node))
-        return _to_answer(await asyncio.to_thread(explain, place, scheduled_nodes))
-
-    @get("/api/explain/job/{name}", summary="Explain the state of a job")
-    @get("/api/explain/job/{namespace}/{name}", summary="Explain the state of a job in a Kubernetes namespace")
-    async def job(self, request: Request) -> ExplainAnswer:
-        parts = (request.path_params.get("namespace"), request.path_params["name"])
-        name = _check_name("/".join(part for part in parts if part))
-        scheduled = [workload for view in self.hub.cluster_views() for workload in view.workloads]
-        scheduled += await asyncio.to_thread(self._pending_workloads, scheduled)
-        report = await self.jobs.load_report(name)
-        line = None if report is None else report.job
-        pods = job.workloads_of_job(name, scheduled)
-        own_cluster = self.hub.runtime.settings.fleet.cluster if line is None else line.cluster
-        query = job.JobQuery(pods[0].cluster if pods else own_cluster, name, pods, "" if line is None else line.name)
-        explanation = await self._explain_job(query)
-        if report is not None:
-            if explanation is None:
-                explanation = explain_result.ExplainResult(name, report.why)
-            elif explanation.cause is None and not query.pending_workloads:
-                explanation = replace(explanation, headline=f"{explanation.headline}; {report.why}")
-        names = [str(scheduled_pod.workload) for scheduled_pod in pods]
-        related = await self._pod_incidents(names, () if line is None else line.incidents)
-        explanation = explain_result.with_incidents(explanation, name, related)
-        if explanation is None:
-            raise HTTPException(404, f"no job {name} found: no scheduler, rank or GPU reports it")
-        return _to_answer(explanation)
+        return to_answer(await asyncio.to_thread(explain, place, scheduled_nodes))
 
     def _explain_node(
         self,
@@ -202,7 +174,7 @@ class ExplainApi:
             subject, headline, placement.cause, placement.why, lines, placement.smallest_change, steps, gaps
         )
 
-    def _pending_workloads(self, scheduled: list[workloads.ScheduledWorkload]) -> list[workloads.ScheduledWorkload]:
+    def pending_workloads(self, scheduled: list[workloads.ScheduledWorkload]) -> list[workloads.ScheduledWorkload]:
         with contextlib.suppress(WatchkeeperError):
             return identity.read_pending_pods(self._query(identity.PENDING_PODS_QUERY), scheduled)
         return []
@@ -218,18 +190,6 @@ class ExplainApi:
         schedulers = () if self.hub.clusters is None else self.hub.clusters.schedulers
         return [scheduler for scheduler in schedulers if isinstance(scheduler, kubernetes_source.KubernetesSource)]
 
-    async def _explain_job(self, query: JobQuery) -> explain_result.ExplainResult | None:
-        now = self.hub.runtime.clock.now()
-        job_facts = await asyncio.to_thread(job.read_job, self.hub.queries.engine, query, now)
-        if job_facts is None:
-            return None
-        since, nodes = now - job.LOOKBACK, job_facts.nodes
-        events = await self.hub.journal.read(
-            lambda: [event for node in nodes for event in self.hub.journal.events_at(node, since, now)], is_long=True
-        )
-        explain = partial(job.explain, node_events=events, names=self.hub.fleet.place_name)
-        return await asyncio.to_thread(explain, query, job_facts, now)
-
 
 def _cluster_objects(source: kubernetes_source.KubernetesSource) -> pod.ClusterObjects:
     watch = source.watch
@@ -244,11 +204,11 @@ def _cluster_objects(source: kubernetes_source.KubernetesSource) -> pod.ClusterO
     )
 
 
-def _check_name(text: str) -> str:
+def check_name(text: str) -> str:
     if not text or len(text) > MAX_NAME_CHARACTERS or not text.isprintable():
         raise HTTPException(400, f"the name must have 1 to {MAX_NAME_CHARACTERS} printable characters")
     return text
 
 
-def _to_answer(explanation: explain_result.ExplainResult) -> ExplainAnswer:
+def to_answer(explanation: explain_result.ExplainResult) -> ExplainAnswer:
     return ExplainAnswer(explained=explanation, text="\n".join(explain_result.as_text(explanation)))

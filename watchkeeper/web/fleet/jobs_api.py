@@ -1,6 +1,6 @@
-"""GET /api/jobs lists jobs, /api/jobs/{id} shows one job, and /api/replicas recommends the number of model replicas.
+"""GET /api/jobs lists jobs, and /api/replicas recommends the number of model replicas.
 
-`workloads` makes all decisions; this module reads and caches.
+`workloads` makes all decisions; this module reads and caches, also for `job_page_api`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from watchkeeper.web.endpoint import QueryParam, get, read_number
 from watchkeeper.workloads import board, identity, replicas, report
 from watchkeeper.workloads.replicas import ReplicasAdvice, ReplicasReplay
 
-DEFAULT_LIMIT, MAX_JOBS, MAX_INCIDENTS, MAX_ID_CHARACTERS = 500, 10_000, 1000, 300
+DEFAULT_LIMIT, MAX_JOBS, MAX_INCIDENTS = 500, 10_000, 1000
 # All viewers share a cached list; the start times of jobs change only when jobs are added.
 CACHE_SECONDS, FIRST_SEEN_CACHE_SECONDS = 5.0, 60.0
 # Replicas change within a minute, so a larger step would replay another history.
@@ -86,19 +86,8 @@ class JobsApi:
         unmapped = {"jobs": len(unmapped_jobs), "gpus": sum(line.gpus for line in unmapped_jobs)}
         return JobList(jobs=matches[:limit], total=len(matches), unmapped=unmapped, problems=job_board.problems)
 
-    @get("/api/jobs/{id:path}", shapes.CLUSTER)
-    async def get_job(self, request: Request) -> jobs.JobReport:
-        """One job with its efficiency, goodput, ranks and hardware events; the id may contain a slash."""
-        id, cluster = request.path_params["id"], request.query_params.get("cluster")
-        if len(id) > MAX_ID_CHARACTERS or not id.isprintable():
-            raise HTTPException(400, f"the id must have at most {MAX_ID_CHARACTERS} printable characters")
-        job_report = await self.load_report(id, cluster)
-        if job_report is None:
-            raise HTTPException(404, f"no job {id} found: no scheduler, rank or GPU reports it")
-        return job_report
-
     async def load_report(self, id: str, cluster: str | None = None) -> jobs.JobReport | None:
-        """The report of a job, or None if no scheduler, rank or GPU reports it; `explain_api` uses it too."""
+        """The report of a job, or None if no scheduler, rank or GPU reports it."""
         job_board = await self._load_board()
         names = job_board.training_names
         keys = [key for key in names if key.matches(id, cluster) or names[key] == id]

@@ -21,7 +21,7 @@ export function JobFigures({ jobs, address }: { jobs: JobLine[]; address: URL })
   const measuredGpus = measured.reduce((sum, j) => sum + j.gpus, 0);
   const jobsWithProblems = jobs.filter((j) => PROBLEM_STATES.includes(j.state));
   const jobsWithGoodput = jobs.filter((j) => j.goodput != null);
-  const stragglers = jobs.flatMap((j) => j.straggler ?? []);
+  const stragglers = jobs.flatMap((j) => (j.straggler?.is_gone ? [] : (j.straggler ?? [])));
   const goodGpus = jobsWithGoodput.reduce((s, j) => s + j.gpus, 0);
   const goodput = goodGpus ? jobsWithGoodput.reduce((s, j) => s + j.goodput! * j.gpus, 0) / goodGpus : null;
   const problemCounts = STATE_ORDER.filter((s) => PROBLEM_STATES.includes(s))
@@ -65,7 +65,7 @@ export function JobFigures({ jobs, address }: { jobs: JobLine[]; address: URL })
       />
       <Tile
         id="tile-goodput"
-        name="Goodput"
+        name="Goodput, last hour"
         value={percentOf(goodput)}
         meaning={
           jobsWithGoodput.length

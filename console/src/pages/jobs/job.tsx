@@ -2,7 +2,18 @@
 
 import { useEffect } from "preact/hooks";
 import strips from "../../../../watchkeeper/packs/console/job.json";
-import { Bar, Chip, Empty, Facts, Panel, Problem, RequestProblem, Skeleton, Time } from "../../components/parts";
+import {
+  Bar,
+  Chip,
+  Empty,
+  Facts,
+  MarkedText,
+  Panel,
+  Problem,
+  RequestProblem,
+  Skeleton,
+  Time,
+} from "../../components/parts";
 import { Strips } from "../../components/strips";
 import { Export, Table } from "../../components/table";
 import { useRequest } from "../../lib/api";
@@ -23,7 +34,9 @@ import {
   rankAndPlace,
   STATE,
   type Straggler,
+  stragglerKind,
   stragglerPlace,
+  type Verdict,
 } from "./labels";
 import { Ranks, rankColumns } from "./ranks";
 
@@ -42,13 +55,13 @@ export function JobPage({ id, theme, address }: { id: string; theme: string; add
         </Panel>
       </main>
     );
-  const { job, efficiency, goodput } = answer;
+  const { efficiency, goodput } = answer;
   return (
     <main data-testid="job-page">
       <RequestProblem problem={problem} isStale />
       <div class="columns">
         <div>
-          <Head job={job} why={answer.why} />
+          <Head report={answer} />
           <Panel
             title="Time breakdown"
             id="goodput-panel"
@@ -57,7 +70,7 @@ export function JobPage({ id, theme, address }: { id: string; theme: string; add
                 "productive time unknown: the job reports no steps"
               ) : (
                 <>
-                  goodput {percentOf(goodput.share)} of {duration(goodput.wall_seconds)}
+                  productive {percentOf(goodput.share)} of {duration(goodput.wall_seconds)}
                 </>
               )
             }
@@ -92,10 +105,15 @@ export function JobPage({ id, theme, address }: { id: string; theme: string; add
   );
 }
 
-function Head({ job, why }: { job: JobLine; why: string }) {
+function Head({ report: { job, why, verdict } }: { report: Report }) {
   const state = STATE[job.state] ?? STATE.unknown;
   return (
     <Panel class="head">
+      <h1 data-testid="title">{job.name || job.id}</h1>
+      {verdict && <VerdictLine verdict={verdict} stateTone={state.tone} />}
+      <p class="dim" data-testid="job-why">
+        {why}
+      </p>
       <p class="chips">
         <Chip tone={state.tone}>
           <i aria-hidden="true">{state.glyph}</i> {job.state}
@@ -109,11 +127,35 @@ function Head({ job, why }: { job: JobLine; why: string }) {
         )}
         {job.team && <Chip>team {job.team}</Chip>}
       </p>
-      <h1 data-testid="title">{job.name || job.id}</h1>
-      <p class="lead" data-testid="job-why">
-        {why}
-      </p>
     </Panel>
+  );
+}
+
+/** What is wrong, since when, because of what, and its incident: the sentence of `explain job`. */
+function VerdictLine({ verdict, stateTone }: { verdict: Verdict; stateTone: string }) {
+  const { status, text, since, because, incident } = verdict;
+  const wrongTone = stateTone === "warning" ? stateTone : "critical";
+  return (
+    <p data-testid="job-verdict">
+      <MarkedText tone={status === "wrong" ? wrongTone : status === "fine" ? "ok" : ""}>
+        {text}
+        {since && (
+          <>
+            {" since "}
+            <Time at={since} full />
+          </>
+        )}
+        {because && `: ${because}`}
+      </MarkedText>
+      {incident && (
+        <>
+          {" "}
+          <a class="nowrap" href={to.incident(incident)}>
+            {incident}
+          </a>
+        </>
+      )}
+    </p>
   );
 }
 
@@ -144,7 +186,7 @@ function ActivityPanel({ report: { job, ranks, hardware }, theme }: { report: Re
 }
 
 function RanksPanel({ report: { job, ranks, left_out }, address }: { report: Report; address: URL }) {
-  const stragglerNote = job.straggler ? " · straggler marked" : "";
+  const stragglerNote = job.straggler ? ` · ${stragglerKind(job.straggler)} marked` : "";
   return (
     <Panel title="Ranks" id="ranks-panel" hint={`${plural(ranks.length + left_out, "rank")}${stragglerNote}`}>
       <Ranks ranks={ranks} straggler={job.straggler} />
@@ -230,6 +272,7 @@ function DetailsPanel({ report }: { report: Report }) {
         rows={[
           ["Owner", [job.user, job.team && `team ${job.team}`].filter(Boolean).join(" · ") || "unknown"],
           ["Cost so far", <Cost job={job} />],
+          ["Goodput, last hour", percentOf(job.goodput)],
           [
             "Stalled",
             job.stalled_since && (
@@ -238,7 +281,7 @@ function DetailsPanel({ report }: { report: Report }) {
               </>
             ),
           ],
-          ["Straggler", job.straggler && <StragglerFact straggler={job.straggler} />],
+          ["Blocked by", job.straggler && <StragglerFact straggler={job.straggler} />],
           [
             "Incidents",
             job.incidents.length
@@ -301,7 +344,11 @@ function EventsPanel({ report }: { report: Report }) {
   return (
     <Panel title="Events" hint="hardware and loss" id="job-events">
       {report.hardware.length + report.losses.length === 0 ? (
-        <p class="dim">No hardware event and no loss anomaly during this job.</p>
+        <p class="dim">
+          {report.ranks.some((r) => r.node)
+            ? "No hardware event and no loss anomaly during this job."
+            : "Unknown: no source reports on which GPUs the job runs."}
+        </p>
       ) : (
         <ul class="journal">
           {listEvents(report).map((e, i) => (

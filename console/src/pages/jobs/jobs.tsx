@@ -199,7 +199,7 @@ const COLUMNS: Column<JobLine>[] = [
   },
   {
     id: "straggler",
-    title: "Straggler",
+    title: "Blocked by",
     value: (j) => (j.straggler ? stragglerPlace(j.straggler) : ""),
     cell: (j) =>
       j.straggler ? (

@@ -9,6 +9,16 @@ export interface Straggler {
   uuid: string;
   score: number | null;
   why: string;
+  is_gone: boolean;
+}
+
+export interface Verdict {
+  status: string;
+  text: string;
+  since: string | null;
+  because: string;
+  cause: string | null;
+  incident: string | null;
 }
 
 export interface JobLine {
@@ -94,6 +104,7 @@ export interface Report {
   losses: { at: string; what: string; value: number | null; hardware: Hardware[] }[];
   run_url: string | null;
   notes: string[];
+  verdict: Verdict | null;
 }
 
 export const STATE: Record<string, { tone: string; glyph: string }> = {
@@ -120,7 +131,7 @@ export const BOTTLENECKS: Record<string, string> = {
   memory_bandwidth: "memory bandwidth",
   input: "input",
   communication: "communication",
-  straggler: "a straggler",
+  straggler: "one rank",
   power_or_heat: "power or heat",
   nothing: "none",
   unknown: "unknown",
@@ -137,5 +148,13 @@ export const dimUnknown = (text: string) =>
 export const stragglerPlace = (s: Straggler) =>
   [s.node || "an unknown node", s.gpu && `GPU ${s.gpu}`].filter(Boolean).join(" ");
 
+/** A straggler is slower than the others; a rank that never arrives blocks them, and one that is gone is lost. */
+export const stragglerKind = (s: Straggler) =>
+  s.is_gone ? "lost rank" : s.score == null ? "blocking rank" : "straggler";
+
 export const describeSlowness = (s: Straggler) =>
-  s.score == null ? "other ranks wait for it" : `${percent(100 * s.score)} slower than its peers`;
+  s.is_gone
+    ? "gone, other ranks wait for it"
+    : s.score == null
+      ? "other ranks wait for it"
+      : `${percent(100 * s.score)} slower than its peers`;

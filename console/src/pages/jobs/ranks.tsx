@@ -5,7 +5,7 @@ import type { Column } from "../../components/table";
 import { duration } from "../../lib/durations";
 import { count, percent, percentOf } from "../../lib/format";
 import { to } from "../../lib/router";
-import type { Rank, Straggler } from "./labels";
+import { type Rank, type Straggler, stragglerKind } from "./labels";
 
 /** One bar per rank: its step time, or its SM activity if the job reports no steps; a glyph marks the straggler. */
 export function Ranks({ ranks, straggler }: { ranks: Rank[]; straggler: Straggler | null }) {
@@ -78,7 +78,7 @@ export const rankColumns = (straggler: Straggler | null): Column<Rank>[] => [
     cell: (r) => (
       <>
         {r.rank ?? <span class="dim">unknown</span>}
-        {straggler && straggler.uuid === r.uuid && <Chip tone="warning">▲ straggler</Chip>}
+        {straggler && straggler.uuid === r.uuid && <Chip tone="warning">▲ {stragglerKind(straggler)}</Chip>}
       </>
     ),
   },

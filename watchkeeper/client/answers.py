@@ -389,6 +389,8 @@ class ExplainResult(HubAnswer):
     change: str
     steps: tuple[str, ...]
     unseen: tuple[str, ...]
+    incident: str | None
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

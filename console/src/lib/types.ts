@@ -343,6 +343,8 @@ export interface ExplainResult {
   change: string;
   steps: string[];
   unseen: string[];
+  incident: string | null;
+  reason: string;
 }
 /** Explanation(incident: 'str', cause: 'str', policy_key: 'str', mode: 'trust.Mode', mode_why: 'str', digest: 'str | None', why_not: 'str', steps: 'tuple[ExplanationStep, ...]', refusals: 'tuple[guards.GuardRefusal, ...]', repair: 'repairs.Repair | None') */
 export interface ExplainedRepair {
@@ -773,7 +775,7 @@ export interface Fix {
   why: string;
   command: string;
 }
-/** Productive step time over wall time; `share` and `productive_seconds` None: the job reports no steps. `lost` sums to wall minus productive; `step_seconds` is the usual length of a step, learned from the job. */
+/** Productive step time over wall time; `share` and `productive_seconds` None: the job reports no steps. `lost` sums to wall minus productive; `step_seconds` is the usual length of a step, learned from the job, and `longest_pause_seconds` the longest time without a step, stalls and failures included. */
 export interface Goodput {
   wall_seconds: number;
   productive_seconds: number | null;
@@ -817,6 +819,7 @@ export interface JobLine {
   cost: Money | null;
   incidents: string[];
   counted_since: string | null;
+  problem_since: string | null;
 }
 /** All about one job: `GET /api/jobs/{id}`. `ranks` has at most 4,096 rows; `omitted_ranks` counts the others. */
 export interface JobReport {
@@ -830,8 +833,20 @@ export interface JobReport {
   losses: LossEvent[];
   run_url: string | null;
   notes: string[];
+  last_step_at: string | null;
+  straggler: Straggler | null;
+  verdict: JobVerdict | null;
 }
 export type JobState = "hung" | "stalled" | "diverged" | "slow" | "idle" | "paused" | "pending" | "running" | "unknown";
+/** The first answer about a job: what is wrong, since when, because of what, and the id of its incident. The page of the job, `explain job` and `jobs ID` show the same. `cause` is an id of packs/causes.csv. */
+export interface JobVerdict {
+  status: VerdictStatus;
+  text: string;
+  since: string | null;
+  because: string;
+  cause: string | null;
+  incident: string | null;
+}
 /** A bad loss or gradient, and hardware events of the ranks' GPUs near that time, if any. */
 export interface LossEvent {
   at: string;
@@ -839,7 +854,7 @@ export interface LossEvent {
   value: number | null;
   hardware: HardwareEvent[];
 }
-export type LostReason = "stall" | "restart" | "failure" | "queue" | "pause" | "unknown";
+export type LostReason = "stall" | "restart" | "failure" | "queue" | "pause" | "input" | "unknown";
 export interface LostTime {
   reason: LostReason;
   seconds: number;
@@ -883,6 +898,7 @@ export interface Straggler {
   is_short_of_cpu: boolean;
   is_gone: boolean;
 }
+export type VerdictStatus = "wrong" | "fine" | "unknown";
 export interface JobList {
   jobs: JobLine[];
   total: number;

@@ -150,6 +150,11 @@ def family_of(member: incidents.Member) -> str:
     return member.own_family or causes.lookup(member.cause).family
 
 
+def places_of_node(node: fleet.Node) -> tuple[fleet.Place, ...]:
+    """The places whose incidents a node shows: itself, also of alerts that name no cluster, and its failure domains."""
+    return (node.place, fleet.Place(UNNAMED_CLUSTER, node=node.name), *node.failure_domains())
+
+
 def place_of(labels: Mapping[str, str]) -> fleet.Place:
     """The smallest place that a label set names; a GPU needs its UUID, because its index can change."""
     cluster = labels.get("cluster") or UNNAMED_CLUSTER

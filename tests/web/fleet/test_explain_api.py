@@ -46,6 +46,17 @@ def test_a_node_is_explained(site: Site, hub: SmallHub) -> None:
     assert answer["explained"]["headline"] in result.output
 
 
+def test_the_explanation_of_a_node_names_the_incidents_of_the_node_list_that_of_its_rack_too(
+    site: Site, hub: SmallHub
+) -> None:
+    site.call(stories.lose_rack, hub)
+    lines = site.ask("/api/nodes").json["nodes"]
+    assert any("INC-9" in line["incidents"] for line in lines)
+    for line in lines:
+        explained = site.ask(f"/api/explain/node/{line['name']}").json["explained"]
+        assert {row["name"] for row in explained["lines"]} >= set(line["incidents"]), line["name"]
+
+
 @pytest.mark.parametrize(("cause", "answer"), [("ib_link_degraded", "gpu_fell_off_bus"), ("node_down", "node_down")])
 def test_an_incident_more_severe_than_the_finding_is_the_explanation(hub: SmallHub, cause: str, answer: str) -> None:
     incident = next(iter(hub.journal.kept.values()))

@@ -174,7 +174,7 @@ def build_node_list(sources: NodeListSources) -> list[NodeLine]:
     lines = []
     for node in (*sources.fleet.nodes(), *(node for node, _ in gone.values())):
         key = (node.cluster, node.name)
-        places = (node.place, fleet.Place(signals.UNNAMED_CLUSTER, node=node.name), *node.failure_domains())
+        places = signals.places_of_node(node)
         node_facts = _NodeFacts(
             node,
             gpus_by_node[key],

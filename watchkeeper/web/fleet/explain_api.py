@@ -21,6 +21,7 @@ from watchkeeper.diagnose.checks import pod_placement
 from watchkeeper.diagnose.explain_result import ExplainResult
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import services
+from watchkeeper.incidents import signals
 from watchkeeper.kit import own_metrics
 from watchkeeper.model import cluster, diagnosis, fleet, incidents, workloads
 from watchkeeper.model.fleet import Place
@@ -117,7 +118,8 @@ class ExplainApi:
             raise HTTPException(404, f"no node {name} found in the inventory or in a scheduler")
         place = fleet.Place(scheduled_nodes[0].cluster, node=name) if expected is None else expected.place
         opened = await self._open_incidents()
-        on_node = [incident for incident in opened if any(place.encloses(at) for at in incident.places)]
+        places = (place,) if expected is None else signals.places_of_node(expected)
+        on_node = [incident for incident in opened if any(at.whole_node in places for at in incident.places)]
         gpus = None if expected is None else expected.expected_gpus
         explain = partial(self._explain_node, expected_gpus=gpus, related=await self._with_findings(on_node))
         return to_answer(await asyncio.to_thread(explain, place, scheduled_nodes))

@@ -73,7 +73,7 @@ PLANTS: dict[str, Plant | tuple[Plant, ...]] = {
     "resolved-means-over": (ALL_CARDS, (*CARD, "state"), "resolved"),
     "firing-alerts-are-signals": (INCIDENT, ("incident", "members"), []),
     "own-times": (ALL_CARDS, (*CARD, "resolved_at"), EARLY),
-    "root-of-a-job": (CARDS, ("incidents",), with_row()),
+    "root-of-a-job": (CARDS, (*CARD, "root"), "INC-99"),
     "fault-at-a-place": (CARDS, ("incidents",), with_row(id="INC-99")),
     "diagnosed-causes": (CARDS, (*CARD, "cause"), "node_down"),
     "credit-of-drills": ("/api/drills", ("drills", 0, "node"), "gpu-r09-09"),
@@ -93,6 +93,7 @@ PLANTS: dict[str, Plant | tuple[Plant, ...]] = {
     "shares-of-a-job": (JOBS, (*LINE, "used"), 1.7),
     "jobs-on-dead-nodes": (NODES, ("nodes", 0, "state"), "silent"),
     "stopped-jobs-have-incidents": (JOBS, (*LINE, "incidents"), []),
+    "impact-on-a-job": (JOBS, (*LINE, "state"), "running"),
     "explanation-of-a-job": ("{explained job}", ("explained", "headline"), "job is healthy"),
     "hardware-of-a-stopped-job": (JOB, ("hardware",), []),
     # Money

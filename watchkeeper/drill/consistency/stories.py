@@ -85,20 +85,20 @@ async def _faults_and_repairs(watch: judging.Watch, names: Sequence[str]) -> Non
     inject(watch.product, names)
     for seconds in DURING_SECONDS:
         await watch.product.advance(seconds)
-        await watch.look(f"{seconds} s later, during")
+        await watch.look(f"{seconds} s later, during", with_commands=seconds == DURING_SECONDS[1])
     await watch.product.restart_hub(seconds_down=20)
     await watch.product.advance(30)
-    look = await watch.look("after a restart of the hub")
+    look = await watch.look("after a restart of the hub", with_commands=False)
     await _approve_all(watch.product, look)
     for seconds in REPAIR_SECONDS:
         await watch.product.advance(seconds)
-        look = await watch.look(f"{seconds} s later, during repair")
+        look = await watch.look(f"{seconds} s later, during repair", with_commands=seconds == REPAIR_SECONDS[1])
         await _approve_all(watch.product, look)
     for id in list(simulation.faults.active):
         simulation.end_fault(id)
     for seconds in AFTER_SECONDS:
         await watch.product.advance(seconds)
-        await watch.look(f"{seconds} s later, after repair")
+        await watch.look(f"{seconds} s later, after repair", with_commands=seconds == AFTER_SECONDS[-1])
 
 
 def inject(running: product.RunningProduct, names: Sequence[str]) -> None:

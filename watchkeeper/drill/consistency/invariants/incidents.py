@@ -72,13 +72,16 @@ def own_times(look: Look) -> Iterator[Contradiction]:
 
 @invariant
 def root_of_a_job(look: Look) -> Iterator[Contradiction]:
-    """At most one open incident blocks a job."""
-    blockers: dict[str, list[str]] = {}
-    for card in subjects.cards(look):
-        for hit in subjects.blast(look, card).get("hits", ()):
-            blockers.setdefault(hit["workload"], []).append(card["id"])
-    for workload, ids in blockers.items():
-        yield from require(len(ids) == 1, workload, blocked_by=ids)
+    """At most one open incident stops a job; the others name it as their root, and it is open."""
+    cards = {card["id"]: card for card in subjects.cards(look)}
+    roots: dict[str, list[str]] = {}
+    for id, card in cards.items():
+        root = card["root"]
+        yield from require(root is None or root in cards, id, root=root, open=sorted(cards))
+        for hit in subjects.blast(look, card).get("hits", ()) if root is None else ():
+            roots.setdefault(hit["workload"] if hit["stopped"] else "", []).append(id)
+    for workload, ids in roots.items():
+        yield from require(not workload or len(ids) == 1, workload, stopped_by=ids)
 
 
 @invariant

@@ -78,6 +78,18 @@ def stopped_jobs_have_incidents(look: Look) -> Iterator[Contradiction]:
 
 
 @invariant
+def impact_on_a_job(look: Look) -> Iterator[Contradiction]:
+    """A job that an open incident stops is not running."""
+    states = {job["name"]: job["state"] for job in subjects.jobs(look)}
+    for card in subjects.cards(look):
+        for hit in subjects.blast(look, card).get("hits", ()):
+            state = states.get(hit["workload"])
+            yield from require(
+                not (hit["stopped"] and state == "running"), hit["workload"], stopped_by=card["id"], job=state
+            )
+
+
+@invariant
 def explanation_of_a_job(look: Look) -> Iterator[Contradiction]:
     """The explanation of a job names no other incidents than its line, and calls no stopped job healthy."""
     for job in subjects.jobs(look):

@@ -60,7 +60,7 @@ def described(blast: Any = None, **fields: Any) -> list[str]:
     place = {"cluster": "sim", "node": None, "gpu": None, "domain": "model=chat"}
     times = {"opened_at": "2026-11-16T18:04:52.000Z", "resolved_at": None}
     about = {"id": "INC-1", "title": "x", "severity": "critical", "state": "open", "workloads": [], "part_of": None}
-    about |= {"recovering_since": None}
+    about |= {"recovering_since": None, "assignee": None}
     about["root"] = None
     rest = dict.fromkeys(("diagnosis", "plan", "silenced_by")) | {"runbook": ""}
     detail = {"incident": {**about, "place": place, **times, **fields}, "blast": blast, **rest}

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.remediate.cluster import Machine, TestCluster, nodes
+from tests.remediate.cluster import Machine, TestCluster, Troubles, nodes
 from tests.support.opened import opened
 from tests.support.running_product import await_that
 from watchkeeper.cli.main import watchkeeper
@@ -106,6 +106,28 @@ def test_a_stale_approval_is_refused_with_both_digests(shell: Shell) -> None:
     assert "rejected" in shell.types("list", "--all").output
     assert shell.types("list").output == "No repairs.\n"
     assert f"{id}.2 is planned" in shell.types("again", id).output
+
+
+def test_who_approves_has_the_incident_and_a_stop_is_shown_until_it_is_resumed(shell: Shell) -> None:
+    shell.cluster.troubles = Troubles(slow=1.0)
+    id = shell.planned()
+    assert shell.types("approve", id).output.endswith(f"{id} is assigned to local.\n")
+    assert shell.client.incident(id).incident.assignee == "local"
+    await_that(lambda: shell.client.incidents()[0].repair and shell.client.incidents()[0].repair.state == "draining")
+    node = next(node for node in shell.client.list_nodes().nodes if node.name == "n1")
+    assert node.service is not None
+    assert (node.service.text, node.service.incident) == (f"cordoned · repair {id}", id)
+    said = shell.types("stop", id, "--why", "let me look").output
+    assert said.startswith(f"{id}.1: Stopped by local: let me look. n1 stays cordoned; the step drain has begun")
+    assert "draining, stopped" in shell.types("list").output
+    shown = CliRunner().invoke(watchkeeper, ["incidents", "--hub", shell.url]).output
+    assert "acknowledged (local), stopped by local while draining n1" in shown
+    assert shell.types("resume", id).output == f"{id}.1 is draining n1.\n"
+    resolved = shell.client.resolve(id, why="it was a test").incident
+    assert (resolved.state, resolved.recovering_since is not None) == ("acknowledged", True)
+    # Nothing on the machine was changed: the cordon is undone, and then the incident is resolved.
+    await_that(lambda: shell.client.incident(id).incident.state == "resolved")
+    assert shell.cluster.ours() == []
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.remediate.cluster import Troubles
+from tests.remediate.cluster import Machine, Troubles
 from tests.remediate.world import World, limits
 from watchkeeper.errors import HubError, InvalidTransition
 from watchkeeper.model.actions import Action, ActionKind
@@ -114,6 +114,82 @@ def test_a_reboot_cannot_be_undone(world: World) -> None:
     world.settle(9)
     with pytest.raises(InvalidTransition, match="the repair is validating and cannot be undone"):
         world.control.reject(repair.incident, "oh", actor="bob", now=world.now)
+
+
+def running(world: World, steps: int) -> Repair:
+    repair = plan_in_ask_mode(world)
+    world.control.approve(repair.id, repair.digest, actor="ada", now=world.now)
+    world.settle(steps)
+    return repair
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_stopped_repair_makes_no_call_until_it_is_resumed(world: World, restarts: bool) -> None:
+    world.cluster.troubles = Troubles(slow=1.0)
+    repair = running(world, 5)
+    stopped = world.control.stop_repair("INC-1", "let me look", actor="bob", now=world.now)
+    assert stopped.reason == (
+        "Stopped by bob: let me look. n1 stays cordoned; the step drain has begun, and its last call may still take "
+        "effect. `act resume INC-1` continues it; `act reject` undoes it"
+    )
+    calls = list(world.cluster.calls)
+    world.cluster.troubles = Troubles()
+    if restarts:
+        world.restart()
+    world.settle(60, seconds=120)
+    kept = world.repairs.find(repair.id)
+    assert kept is not None
+    assert (world.cluster.calls, kept.state, kept.activity) == (calls, "draining", "stopped by bob while draining n1")
+    assert kept.waits_for == ("stopped by bob: let me look",)
+    assert world.repairs.active_repair(repair.incident) is not None
+    world.control.resume_repair("INC-1", actor="bob", now=world.now)
+    world.settle(40)
+    assert (world.state(repair.incident), world.cluster.ours()) == ("done", [])
+    assert "bob stopped the repair, which was draining n1: let me look" in world.story("INC-1")
+
+
+def test_a_stop_during_a_call_takes_effect_after_it(world: World) -> None:
+    effect = world.cluster._effect
+
+    def stopping(action: Action, machine: Machine) -> ActionOutcome:
+        if action.kind is ActionKind.DRAIN:
+            world.control.stop_repair("INC-1", "no", actor="bob", now=world.now)
+        return effect(action, machine)
+
+    world.cluster._effect = stopping  # type: ignore[method-assign]
+    repair = running(world, 20)
+    stopped = world.repairs.find(repair.id)
+    assert stopped is not None
+    assert (stopped.stopped_by, world.cluster.calls) == ("bob", ["cordon n1", "drain n1"])
+
+
+def test_a_stopped_repair_is_undone_by_a_rejection_and_ends_when_a_user_uncordons_the_node(world: World) -> None:
+    world.cluster.troubles = Troubles(slow=1.0)
+    rejected = running(world, 5)
+    world.control.stop_repair(rejected.id, "no", actor="bob", now=world.now)
+    world.control.reject(rejected.id, "not this one", actor="bob", now=world.now)
+    world.settle(10)
+    assert (world.state(rejected.incident), world.cluster.ours()) == ("rejected", [])
+    freed = running(world, 5)
+    world.control.stop_repair(freed.id, "no", actor="bob", now=world.now)
+    world.cluster.machines["n1"].cordon = None
+    world.settle(10)
+    assert world.state(freed.incident) == "failed"
+
+
+def test_only_a_repair_that_has_its_node_is_stopped_once(world: World) -> None:
+    repair = plan_in_ask_mode(world)
+    with pytest.raises(InvalidTransition, match="the repair is planned; only one that runs can be stopped"):
+        world.control.stop_repair(repair.id, "no", actor="bob", now=world.now)
+    world.control.approve(repair.id, repair.digest, actor="ada", now=world.now)
+    world.settle(9)
+    stopped = world.control.stop_repair(repair.id, "no", actor="bob", now=world.now)
+    assert stopped.reason.endswith("it cannot be undone; if you uncordon n1 yourself, it ends")
+    with pytest.raises(InvalidTransition, match="the repair is stopped by bob while validating n1"):
+        world.control.stop_repair(repair.id, "no", actor="bob", now=world.now)
+    world.control.resume_repair(repair.id, actor="bob", now=world.now)
+    with pytest.raises(InvalidTransition, match="the repair is not stopped"):
+        world.control.resume_repair(repair.id, actor="bob", now=world.now)
 
 
 def test_a_rejected_repair_is_retried_only_by_a_person(world: World) -> None:

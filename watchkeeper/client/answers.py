@@ -749,6 +749,7 @@ class IncidentCard(HubAnswer):
     next_step: str | None
     plan: tuple[str, ...]
     silenced_by: SilencedBy | None
+    repair: RepairBrief | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -1014,11 +1015,14 @@ class RepairView(HubAnswer):
     outcome: RepairState | None
     undone: tuple[str, ...]
     waits_for: tuple[str, ...]
+    stopped_by: str | None
+    stopped_why: str
     receipts: tuple[ActionsReceipt, ...]
     action: str | None
     incidents: tuple[str, ...]
     is_running: bool
     is_held: bool
+    activity: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -1402,6 +1406,13 @@ class IncidentDetail(HubAnswer):
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeName(HubAnswer):
     name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RepairBrief(HubAnswer):
+    id: str
+    state: str
+    activity: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -185,6 +185,13 @@ class Client:
     def stop_repairs(self, *, why: str) -> answers.RepairSwitchView:
         return self._post(answers.SwitchChanged, "/api/repairs/stop", {"why": why}).switch
 
+    def stop_repair(self, incident: str, *, why: str) -> answers.RepairView:
+        """Stop one repair before its next step."""
+        return self._repair(incident, "stop", why=why)
+
+    def resume_repair(self, incident: str) -> answers.RepairView:
+        return self._repair(incident, "resume")
+
     def resume_repairs(self) -> answers.RepairSwitchView:
         return self._post(answers.SwitchChanged, "/api/repairs/resume").switch
 

@@ -190,7 +190,8 @@ class IncidentTracker:
             return changed
         hold = timedelta(seconds=min(HOLD_SECONDS * 2 ** min(incident.reopened, 10), MAX_HOLD_SECONDS))
         resolves_at = max(ends, default=now) + max(hold, JOB_RESTART if job_signals else timedelta())
-        if now < resolves_at:
+        # Of a recovering incident the hold has passed, or a person resolved it.
+        if now < resolves_at and incident.recovering_since is None:
             next_check = min(resolves_at, now + CHECK_INTERVAL) if job_signals else resolves_at
             self._index.schedule_check(incident.id, next_check)
             return changed

@@ -128,6 +128,9 @@ class Repair:
     outcome: RepairState | None = None
     undone: tuple[ActionId, ...] = ()
     waits_for: tuple[str, ...] = ()
+    # Who stopped it before its next call, and why; no call is made until it is resumed.
+    stopped_by: str | None = None
+    stopped_why: str = ""
     receipts: tuple[Receipt, ...] = ()
 
     @property
@@ -154,7 +157,8 @@ class Repair:
             verb = "waiting on"
         else:
             verb = ACTIVITIES.get(self.action.kind, f"at the step {self.action.kind.replace('_', ' ')} of")
-        return f"{verb} {self.node_name}"
+        stopped = "" if self.stopped_by is None else f"stopped by {self.stopped_by} while "
+        return f"{stopped}{verb} {self.node_name}"
 
     @property
     def keeps_cordon(self) -> bool:

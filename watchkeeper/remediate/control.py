@@ -58,7 +58,8 @@ class RepairControl:
                 rejected = replace(repair, state=RepairState.REJECTED, reason=text, since=now, ended_at=now)
                 return self._repairs.save(rejected, now, text=text, actor=actor)
             if repair.state in UNDOABLE or repair.keeps_cordon or self._is_at_manual_step(repair):
-                restoring = progress.enter_state(repair, restore(RepairState.REJECTED, text), now)
+                unstopped = progress.end_stop(repair, text, now)
+                restoring = progress.enter_state(unstopped, restore(RepairState.REJECTED, text), now)
                 return self._repairs.save(restoring, now, text=text, actor=actor)
             raise InvalidTransition(
                 f"the repair is {repair.state} and cannot be undone",
@@ -84,6 +85,28 @@ class RepairControl:
             repair = self._repairs.start_another(proposal, now)
             self._repairs.save(repair, now, text=f"{actor} requested another attempt", actor=actor)
             return repair
+
+    def stop_repair(self, id: str, why: str, *, actor: str, now: datetime) -> Repair:
+        """Stop one repair before its next call; a call that is being made now may still take effect."""
+        with self._repairs.transaction(now):
+            repair = self._get_repair(id)
+            if not repair.has_node or repair.stopped_by is not None:
+                raise InvalidTransition(
+                    f"the repair is {repair.activity}; only one that runs can be stopped",
+                    where=repair.id,
+                    now=repair.reason,
+                    remedy=f"`watchkeeper act reject {repair.incident}` rejects one that waits",
+                )
+            text = f"{actor} stopped the repair, which was {repair.activity}: {why}"
+            return self._repairs.save(progress.stop(repair, actor, why), now, text=text, actor=actor)
+
+    def resume_repair(self, id: str, *, actor: str, now: datetime) -> Repair:
+        with self._repairs.transaction(now):
+            repair = self._get_repair(id)
+            if repair.stopped_by is None or not repair.has_node:
+                raise InvalidTransition("the repair is not stopped", where=repair.id, now=repair.reason)
+            resumed = progress.end_stop(repair, f"{actor} resumed the repair", now)
+            return self._repairs.save(resumed, now, text=resumed.reason, actor=actor)
 
     def stop(self, why: str, *, actor: str, now: datetime) -> RepairSwitch:
         """Halt all repairs now: no more calls to machines; repairs keep their state."""

@@ -17,7 +17,8 @@ from watchkeeper.remediate.validation import CheckState
 
 
 def decide_transition(repair: Repair, context: TransitionContext, now: datetime) -> Transition:
-    if context.is_stopped or not repair.is_running or repair.state is RepairState.RESTORING:
+    is_halted = context.is_stopped or repair.stopped_by is not None
+    if is_halted or not repair.is_running or repair.state is RepairState.RESTORING:
         return transitions.decide_transition(repair, context, now)
     if context.is_resolved and not repair.is_begun:
         return _decide_resolved(context)

@@ -200,6 +200,24 @@ def resume(repair: Repair, now: datetime) -> Repair:
     return replace(repair, since=now) if repair.is_running else repair
 
 
+def stop(repair: Repair, actor: str, why: str) -> Repair:
+    """Stop before the next call; the reason says what is true now, and what to do."""
+    begun = "none of its steps has begun" if repair.action is None else f"the step {repair.action.kind} has not begun"
+    if repair.action is not None and repair.is_begun:
+        begun = f"the step {repair.action.kind} has begun, and its last call may still take effect"
+    cordon = f"{repair.node_name} {'stays' if repair.has_cordon else 'is not'} cordoned"
+    undo = "`act reject` undoes it"
+    if repair.has_acted and not repair.keeps_cordon:
+        undo = f"it cannot be undone; if you uncordon {repair.node_name} yourself, it ends"
+    reason = f"Stopped by {actor}: {why}. {cordon}; {begun}. `act resume {repair.incident}` continues it; {undo}"
+    return replace(repair, stopped_by=actor, stopped_why=why, reason=reason, waits_for=())
+
+
+def end_stop(repair: Repair, why: str, now: datetime) -> Repair:
+    """Continue after a stop; the time limit of the current step starts again."""
+    return replace(resume(repair, now), stopped_by=None, stopped_why="", reason=why, waits_for=())
+
+
 def _change_state(repair: Repair, new_state: RepairState, why: str, now: datetime) -> Repair:
     if new_state is not repair.state and new_state not in REPAIR_MOVES[repair.state]:
         raise InvalidTransition(f"a repair that is {repair.state} cannot become {new_state}", where=repair.id)

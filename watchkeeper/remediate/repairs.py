@@ -375,7 +375,9 @@ class Repairs(RepairRegistry):
         return saved
 
     def _perform(self, repair: Repair, action: actions.Action, now: datetime) -> datetime | None:
-        if self.switch.is_stopped:
+        # A stop that was requested since the decision is in force already.
+        requested = self._active.get(repair.id, repair)
+        if self.switch.is_stopped or requested.stopped_by is not None:
             return None
         try:
             outcome = self._dependencies.driver.perform(action)
@@ -395,7 +397,14 @@ class Repairs(RepairRegistry):
             # Meanwhile incidents may have joined, a user may have approved it, or repairs were halted and resumed.
             since = changed.since if current.since == repair.since else max(changed.since, current.since)
             openings = {**changed.openings, **current.openings}
-            changed = replace(changed, openings=openings, approved_by=current.approved_by, since=since)
+            changed = replace(
+                changed,
+                openings=openings,
+                approved_by=current.approved_by,
+                since=since,
+                stopped_by=current.stopped_by,
+                stopped_why=current.stopped_why,
+            )
             is_news = changed.state is not repair.state or changed.step != repair.step or changed.tries == 1
             if changed != repair:
                 self.save(changed, now, text=text, kind=TIMELINE_ENTRY if is_news else AUDIT_ENTRY)

@@ -117,6 +117,8 @@ def decide_transition(repair: Repair, context: TransitionContext, now: datetime)
         ownership_change = None if repair.is_of_domain else _check_ownership(repair, context)
         if ownership_change is not None:
             return ownership_change
+        if repair.stopped_by is not None:
+            return wait(f"stopped by {repair.stopped_by}: {repair.stopped_why}")
         if repair.state is RepairState.RESTORING:
             return _decide_restoring(repair, context, now)
         return _decide_failed(repair, context, now) if repair.keeps_cordon else _decide_step(repair, context, now)

@@ -36,6 +36,14 @@ class SilencedBy(TypedDict):
     keeper: str
 
 
+class RepairBrief(TypedDict):
+    """The repair that runs for an incident, or keeps its node cordoned; `activity` as `rebooting n1`."""
+
+    id: str
+    state: str
+    activity: str
+
+
 class FaultTruth(TypedDict):
     cause: str
     action: str
@@ -91,6 +99,7 @@ IncidentCard = Annotated[
             "next_step": str | None,
             "plan": list[str],
             "silenced_by": SilencedBy | None,
+            "repair": RepairBrief | None,
         },
         omitted=("members",),
     ),
@@ -103,7 +112,8 @@ ListedSilence = Annotated[
 RepairView = Annotated[
     Repair,
     ResponseVariant(
-        "repairs.RepairView", added={"action": str | None, "incidents": list[str], "is_running": bool, "is_held": bool}
+        "repairs.RepairView",
+        added={"action": str | None, "incidents": list[str], "is_running": bool, "is_held": bool, "activity": str},
     ),
 ]
 RepairSwitchView = Annotated[

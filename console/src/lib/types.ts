@@ -710,6 +710,7 @@ export interface Card {
   next_step: string | null;
   plan: string[];
   silenced_by: Silenced | null;
+  repair: RepairBrief | null;
 }
 export type IncidentState = "open" | "acknowledged" | "resolved";
 /** One signal that belongs to an incident. `ref` is the event's id, the alert's label set as text, or the domain with the family. `since` is when it was first true, `until` when it stopped (None while it lasts). */
@@ -1151,11 +1152,14 @@ export interface RepairView {
   outcome: RepairState | null;
   undone: string[];
   waits_for: string[];
+  stopped_by: string | null;
+  stopped_why: string;
   receipts: Receipt[];
   action: string | null;
   incidents: string[];
   is_running: boolean;
   is_held: boolean;
+  activity: string;
 }
 export interface PolicyTest {
   incidents: ReplayedIncident[];
@@ -1467,6 +1471,11 @@ export interface Changed {
 }
 export interface NodeName {
   name: string;
+}
+export interface RepairBrief {
+  id: string;
+  state: string;
+  activity: string;
 }
 export interface Silenced {
   id: string;

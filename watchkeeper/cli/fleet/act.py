@@ -36,7 +36,7 @@ def list_repairs(hub: Client, show_all: bool, as_json: bool) -> None:
     rows = []
     for repair in answer.repairs:
         about = [
-            _format_state(repair.state),
+            _format_state(repair.state) + (", stopped" if repair.stopped_by else ""),
             repair.mode,
             repair.node.node or (repair.node.domain or "").replace("=", " "),
             repair.cause,
@@ -70,6 +70,7 @@ def approve(hub: Client, incident: str, digest: str | None) -> None:
         digest = explained.repair.digest
     repair = hub.approve(incident, digest=digest)
     click.echo(f"{repair.id} is {_format_state(repair.state)}. {repair.said}")
+    click.echo(f"{incident} is assigned to {repair.approved_by}.")
 
 
 @command.command("reject")
@@ -101,18 +102,28 @@ def again(hub: Client, incident: str) -> None:
 
 
 @command.command("stop")
+@click.argument("incident", type=options.INCIDENT, required=False)
 @click.option("--why", required=True, help="Reason, visible to all users.")
 @options.with_hub
-def stop(hub: Client, why: str) -> None:
-    """Halt all repairs now: no call is made to any machine until `act resume`."""
+def stop(hub: Client, incident: str | None, why: str) -> None:
+    """Halt all repairs now, or the repair of INCIDENT: no call is made to a machine until `act resume`."""
+    if incident is not None:
+        repair = hub.stop_repair(incident, why=why)
+        click.echo(f"{repair.id}: {repair.said}.")
+        return
     hub.stop_repairs(why=why)
     click.echo("All repairs are halted at their current step. To continue: `watchkeeper act resume`.")
 
 
 @command.command("resume")
+@click.argument("incident", type=options.INCIDENT, required=False)
 @options.with_hub
-def resume(hub: Client) -> None:
-    """Resume repairs after `act stop`."""
+def resume(hub: Client, incident: str | None) -> None:
+    """Resume repairs after `act stop`, or the stopped repair of INCIDENT."""
+    if incident is not None:
+        repair = hub.resume_repair(incident)
+        click.echo(f"{repair.id} is {repair.activity}.")
+        return
     hub.resume_repairs()
     click.echo("Repairs resumed.")
 

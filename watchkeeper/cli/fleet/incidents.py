@@ -41,6 +41,8 @@ def command(ctx: click.Context, hub: Client, show_all: bool, as_json: bool) -> N
     rows = []
     for card in incidents:
         state = f"part of {card.part_of}" if card.part_of else format_state(card)
+        state += f" ({card.assignee})" if card.assignee and card.state == "acknowledged" else ""
+        state += f", {card.repair.activity}" if card.repair else ""
         state += ", silenced" if card.silenced_by and not card.part_of else ""
         rows.append([card.id, card.severity, state, times.utc(card.opened_at), card.cause, card.title])
     header = ["id", "severity", "state", "opened", "cause", "what"]
@@ -184,6 +186,8 @@ def describe(answer: answers.FullIncidentDetail) -> list[str]:
     ended = f", resolved {times.utc(incident.resolved_at)}" if incident.resolved_at else ""
     state = f"{incident.severity}, {format_state(incident)}; opened {times.utc(incident.opened_at)}{ended}"
     lines = [f"{incident.id}  {incident.title}", state]
+    if incident.assignee:
+        lines.append(f"assigned to {incident.assignee}")
     if incident.workloads:
         lines.append(f"affects {', '.join(incident.workloads)}")
     if blast := answer.blast:

@@ -33,6 +33,7 @@ MAX_INCIDENTS = 100_000
 class IncidentCards:
     def __init__(self, hub: services.Services) -> None:
         self._journal, self._silences, self._fleet = hub.journal, hub.silences, hub.fleet
+        self._repairs = hub.repairs
 
     def make_card(self, incident: incidents.Incident) -> dict[str, Any]:
         """The incident without its members, with its best finding and the next step of its plan."""
@@ -49,7 +50,12 @@ class IncidentCards:
             "next_step": plan.next_step if plan else (best.actions[0].do if best and best.actions else None),
             "plan": [receipt.action.kind.value for receipt in plan.receipts] if plan else [],
             "silenced_by": self._silence_view(incident),
+            "repair": self._repair_brief(incident),
         }
+
+    def _repair_brief(self, incident: incidents.Incident) -> dict[str, str] | None:
+        repair = None if self._repairs is None else self._repairs.repairs.active_repair(incident.id)
+        return None if repair is None else {"id": repair.id, "state": repair.state, "activity": repair.activity}
 
     async def load_detail(self, incident: incidents.Incident) -> dict[str, Any]:
         """The newest detail of an incident, read away from the event loop."""

@@ -6,15 +6,17 @@ everything that can change a node the role operator.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import Any, TypedDict, TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from watchkeeper.errors import SettingsError
+from watchkeeper.errors import InvalidTransition, SettingsError
 from watchkeeper.hub import services
 from watchkeeper.hub.repair_loop import RepairLoop
 from watchkeeper.kit import wire
@@ -56,6 +58,7 @@ class RepairChanged(TypedDict):
 class RepairsApi:
     def __init__(self, hub: services.Services) -> None:
         self._runtime, self._journal, self._loop = hub.runtime, hub.journal, hub.repairs
+        self._incidents = hub.incidents
 
     @property
     def _repairs(self) -> RepairLoop:
@@ -133,11 +136,42 @@ class RepairsApi:
 
     @post("/api/incidents/{id}/approve", body={"digest": str}, response=RepairChanged)
     async def approve(self, request: Request) -> Response:
-        """Approve the repair plan with this digest."""
+        """Approve the repair plan with this digest; this assigns its incidents to who approved."""
         incident, body = await incident_request.load_with_body(self._journal, request)
         id, digest = incident.id, incident_request.read_line(body, "digest")
+        loop, actor, clock = self._repairs, request.state.caller.name, self._runtime.clock
+        approved = await loop.run_on_repair_thread(
+            lambda: loop.control.approve(id, digest, actor=actor, now=clock.now())
+        )
+        # First, so that the page of the incident shows both at once.
+        await self._assign(approved, actor)
+        loop.advance_soon(approved)
+        return ok_response(repair=_repair_view(approved))
+
+    async def _assign(self, approved: Repair, actor: str) -> None:
+        for incident_id in approved.openings:
+            incident = await self._journal.read(partial(self._journal.incident, incident_id))
+            if incident is not None and incident.is_open and incident.assignee != actor:
+                # It may be resolved meanwhile.
+                with contextlib.suppress(InvalidTransition):
+                    await self._incidents.assign(incident.id, actor, actor)
+
+    @post("/api/incidents/{id}/stop", body={"why": str}, response=RepairChanged)
+    async def stop_repair(self, request: Request) -> Response:
+        """Stop the repair of an incident before its next step, with the reason."""
+        incident, body = await incident_request.load_with_body(self._journal, request)
+        loop, actor, clock = self._repairs, request.state.caller.name, self._runtime.clock
+        why = incident_request.read_line(body, "why")
+        # Deliberately not on the repair thread: a stop must not wait for calls that hang.
+        stopped = await loop.run_now(lambda: loop.control.stop_repair(incident.id, why, actor=actor, now=clock.now()))
+        return ok_response(repair=_repair_view(stopped))
+
+    @post("/api/incidents/{id}/resume", response=RepairChanged)
+    async def resume_repair(self, request: Request) -> Response:
+        """Continue the repair of an incident after it was stopped."""
+        id = (await incident_request.load_incident(self._journal, request)).id
         return await self._change_repair(
-            request, lambda loop, actor, now: loop.control.approve(id, digest, actor=actor, now=now)
+            request, lambda loop, actor, now: loop.control.resume_repair(id, actor=actor, now=now)
         )
 
     @post("/api/incidents/{id}/reject", body={"why": str}, response=RepairChanged)
@@ -178,6 +212,7 @@ def _repair_view(repair: Repair) -> dict[str, Any]:
         "incidents": list(repair.openings),
         "is_running": repair.is_running,
         "is_held": repair.keeps_cordon,
+        "activity": repair.activity,
     }
 
 

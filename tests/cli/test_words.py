@@ -75,6 +75,7 @@ def test_a_resolved_incident_shows_when_it_opened_and_ended() -> None:
 
 def test_the_impact_of_a_model_without_gpus_is_unknown() -> None:
     blast = {"gpus": 0, "gpu_hours": 0.0, "dollars_per_hour": 0.0, "currency": "USD", "hits": [], "teams": []}
+    blast |= {"counted_in": []}
     lines = described(blast)
     assert [line for line in lines if line.startswith("impact")] == [incidents.UNKNOWN_IMPACT]
     empty = {"cluster": "sim", "node": "n1", "gpu": None, "domain": None}
@@ -90,6 +91,7 @@ def test_the_impact_names_the_incident_that_counts_the_other_gpus() -> None:
     )
     line = "impact 8 GPUs do no work, 2 GPU-hours so far, 23.00 dollars per hour (INC-1 counts the rest)"
     assert line in described(blast | {"counted_in": ["INC-1"]})
+    assert "impact counted in INC-1" in described(blast | {"gpus": 0, "counted_in": ["INC-1"]})
 
 
 def test_a_stalled_job_names_its_incident() -> None:

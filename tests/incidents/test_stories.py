@@ -87,7 +87,7 @@ def test_a_gpu_that_two_open_incidents_claim_is_paid_once(stopped: Room) -> None
     stopped.hear(alert("gsp_timeout", gpu(5, "n2"), 120), alert("gsp_timeout", gpu(0, "n9"), 120))
     first, second, third = stopped.incidents.open_incidents()
     inside, outside = hit(second, HELD, 3600, [first]), hit(third, HELD, 3600, [first, second])
-    assert (inside.gpus, inside.dollars_per_hour, inside.cost_so_far, inside.counted_in) == (1, 0.0, 0.0, ("INC-1",))
+    assert (inside.gpus, inside.dollars_per_hour, inside.cost_so_far, inside.counted_in) == (0, 0.0, 0.0, ("INC-1",))
     assert (outside.dollars_per_hour, outside.counted_in) == (2.5, ())
     total = sum(hit(incident, HELD, 3600, others).dollars_per_hour or 0 for incident, others in [
         (first, []), (second, [first]), (third, [first, second])

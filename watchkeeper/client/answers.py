@@ -78,7 +78,7 @@ class AffectedWorkload(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BlastRadius(HubAnswer):
-    """`gpus` do no work: `broken_gpus` of them are lost, others are idle or wait in a job that is stopped."""
+    """`gpus` do no work and count here; they are lost, idle, or wait in a stopped job. All `broken_gpus` are lost."""
 
     broken_gpus: int
     gpus: int

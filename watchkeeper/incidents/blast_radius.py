@@ -42,7 +42,7 @@ class AffectedWorkload:
 
 @dataclass(frozen=True, slots=True)
 class BlastRadius:
-    """`gpus` do no work: `broken_gpus` of them are lost, others are idle or wait in a job that is stopped."""
+    """`gpus` do no work and count here; they are lost, idle, or wait in a stopped job. All `broken_gpus` are lost."""
 
     broken_gpus: int
     gpus: int
@@ -53,7 +53,7 @@ class BlastRadius:
     dollars_per_hour: float | None
     cost_so_far: float | None = None
     currency: str = "USD"
-    # Older open incidents that count some of these GPUs, which cost nothing here.
+    # Older open incidents that count the other GPUs that do no work here: each GPU counts and costs once.
     counted_in: tuple[str, ...] = ()
 
     @property
@@ -124,14 +124,14 @@ def compute_blast_radius(
     # A stopped job of which no GPU is known.
     is_unknown = any(claim.effect is GpuEffect.WAITING and not claim.gpus for claim in current)
     price = None if is_unknown else price_per_gpu_hour
-    paid = len(gpus - gpu_claims.claimed_gpus(others))
+    counted = len(gpus - gpu_claims.claimed_gpus(others))
     return BlastRadius(
         broken_gpus=len(gpu_claims.claimed_gpus(current, GpuEffect.LOST)),
-        gpus=len(gpus),
+        gpus=counted,
         affected_workloads=affected,
         teams=tuple(sorted({workload.team for workload in affected})),
         gpu_hours=round(gpu_hours, 2),
-        dollars_per_hour=None if price is None else round(paid * price, 2),
+        dollars_per_hour=None if price is None else round(counted * price, 2),
         cost_so_far=None if price is None else round(gpu_hours * price, 2),
         currency=currency,
         counted_in=tuple(id for id, of_other in claims_of.items() if gpus & gpu_claims.claimed_gpus(of_other)),

@@ -56,6 +56,8 @@ CLEANUP_INTERVAL = timedelta(seconds=10)
 MAX_OPEN = 20_000
 # Alerts that were dropped at a limit and are retried.
 MAX_WAITING_ALERTS = 20_000
+# Up to so many open incidents get their root at once, others at the next cleanup.
+MAX_LINKED = 1_000
 # How many of them are retried at each cleanup.
 MAX_RETRIES = 500
 LOST_GPU_FAMILY = "gpu_lost"
@@ -94,7 +96,7 @@ class IncidentTracker:
         # Refs of alerts that were dropped at a limit, and the total of dropped signals.
         self._waiting_alerts: dict[str, None] = {}
         self.dropped_signals = 0
-        self._needs_restore = False
+        self._needs_restore, self._are_roots_old = False, True
         self._restore(now)
 
     def open_incidents(self) -> list[Incident]:
@@ -164,9 +166,12 @@ class IncidentTracker:
                 renamed = correlate.update_title(incident, self._context.names)
                 if renamed is not incident:
                     changed.append(self._save(renamed, IncidentStep.RENAMED, text=f"Renamed: {renamed.title}", at=now))
-            changed += self._link_roots(now)
             removed = self._index.remove_expired(now)
             self._conditions.forget((member for incident in removed for member in incident.members), now)
+        # With very many incidents the roots wait for the next cleanup.
+        if self._are_roots_old and (is_cleanup_due or self._index.open_count <= MAX_LINKED):
+            changed += self._link_roots(now)
+            self._are_roots_old = False
         return _newest_versions(changed)
 
     def _link_roots(self, now: datetime) -> list[Incident]:
@@ -401,6 +406,7 @@ class IncidentTracker:
             incident = replace(incident, recovering_since=None)
         self._journal.save_incident(incident, kind=step, text=text, at=at, actor=actor)
         self._index.put(incident)
+        self._are_roots_old = True
         log.info("incident changed", extra=fields(incident=incident.id, step=step, title=incident.title, text=text))
         return incident
 

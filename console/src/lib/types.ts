@@ -56,7 +56,7 @@ export interface AffectedWorkload {
   gpus: number | null;
   stopped: boolean;
 }
-/** `gpus` do no work: `broken_gpus` of them are lost, others are idle or wait in a job that is stopped. */
+/** `gpus` do no work and count here; they are lost, idle, or wait in a stopped job. All `broken_gpus` are lost. */
 export interface BlastRadius {
   broken_gpus: number;
   gpus: number;

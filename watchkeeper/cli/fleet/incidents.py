@@ -175,6 +175,8 @@ def _describe_impact(incident: answers.NamedIncident, blast: answers.BlastRadius
         cost = "cost unknown" if price is None else f"{price:,.2f} {currency} per hour"
         elsewhere = f" ({', '.join(blast.counted_in)} counts the rest)" if blast.counted_in else ""
         return f"impact {blast.gpus} GPUs do no work, {blast.gpu_hours:g} GPU-hours so far, {cost}{elsewhere}"
+    if blast.counted_in:
+        return f"impact counted in {', '.join(blast.counted_in)}"
     # No GPUs means unknown for a model or job whose GPUs no source reports.
     is_stopped = any(hit.stopped for hit in blast.hits)
     is_known = not is_stopped and (blast.hits or incident.place.node)

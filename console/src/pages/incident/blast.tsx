@@ -64,7 +64,9 @@ export function BlastPanel({ detail: { incident, blast } }: { detail: Detail }) 
               ? "unknown: not reported"
               : blast && (
                   <>
-                    {blast.gpus > 0 ? `${plural(blast.gpus, "GPU")} without work` : "none lost, idle or waiting"}
+                    {blast.gpus > 0 || blast.counted_in.length > 0
+                      ? `${plural(blast.gpus, "GPU")} without work`
+                      : "none lost, idle or waiting"}
                     {blast.broken_gpus > 0 && blast.gpus > blast.broken_gpus && (
                       <small>
                         {count(blast.broken_gpus)} lost, {count(blast.gpus - blast.broken_gpus)} idle or waiting

@@ -128,6 +128,7 @@ function describeImpact({ incident, blast }: Detail): string {
   const otherCount = blast.hits.length - 1;
   const name = `${workloadName(firstHit.workload)}${firstHit.gpus == null ? "" : ` (${plural(firstHit.gpus, "GPU")})`}`;
   const affected = otherCount ? `${name} and ${plural(otherCount, "more workload")}` : name;
+  if (!blast.gpus && blast.counted_in.length) return `Impact: counted in ${blast.counted_in.join(", ")}.`;
   if (!blast.gpus) return firstHit.stopped ? `Impact: ${affected}, cost unknown.` : `No impact yet on ${affected}.`;
   return `Impact: ${affected}, about ${money(blast.dollars_per_hour, blast.currency)} / h.`;
 }

@@ -38,6 +38,11 @@ def test_a_message_before_the_diagnosis_has_place_start_cause_impact_and_next_st
     ]
 
 
+def test_a_fault_that_stops_nothing_claims_no_impact(mail: Mail) -> None:
+    mail.room.hear(alert("row_remap_pending", gpu(3), 0))
+    assert "May affect: job on n1" in compose(mail.take(10)).body
+
+
 def test_an_incident_of_unknown_cause_is_notified_with_its_signal(mail: Mail) -> None:
     mail.room.hear(
         replace(alert("unheard_of", node(), 0), annotations={"summary": "n1 is odd", "action": "Look at n1"})

@@ -38,6 +38,12 @@ def stopped_workloads(incident: Incident) -> frozenset[str]:
     return frozenset(workload_name(member.place) for member, effect in effects if effect is GpuEffect.WAITING)
 
 
+def has_impact(incident: Incident) -> bool:
+    """Whether a signal shows that GPUs do no work, or is about a workload itself; else its workloads only run there."""
+    members = _claiming(incident)
+    return any(is_workload(member.place) or causes.gpu_effect(member.cause) for member in members)
+
+
 def find_claims(incident: Incident, gpus_at: GpusAt, gpus_of: GpusOf, *, current: bool = False) -> list[Claim]:
     """The claims of all signals; `current`: only of those that an open incident still has."""
     claims = []

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from watchkeeper.catalogue import causes
+from watchkeeper.incidents import gpu_claims
 from watchkeeper.incidents.correlate import leading_member
 from watchkeeper.kit import durations, wire
 from watchkeeper.model import actions, diagnosis
@@ -100,7 +101,8 @@ def notice_lines(notice: Notice, incident: Incident, context: MessageContext, *,
         if incident.workloads:
             rest = len(incident.workloads) - MAX_NAMED_WORKLOADS
             more = f" and {rest} more" if rest > 0 else ""
-            lines.append(f"Impact: {', '.join(incident.workloads[:MAX_NAMED_WORKLOADS])}{more}")
+            impact = "Impact" if gpu_claims.has_impact(incident) else "May affect"
+            lines.append(f"{impact}: {', '.join(incident.workloads[:MAX_NAMED_WORKLOADS])}{more}")
         place = incident.place.node or (incident.place.domain or incident.place.cluster).replace("=", " ")
         lines.append(f"Next: {(incident.advice or row.advice(place)) if plan is None else plan.next_step}")
         if incident.assignee is not None:

@@ -9,7 +9,7 @@ from watchkeeper.client import answers
 from watchkeeper.client.hub import Client
 from watchkeeper.kit import wire
 
-NO_IMPACT = "impact none yet: no GPU is lost or idle, and no job is stopped"
+NO_IMPACT = "impact none measured: no GPU is lost or idle, and no job is stopped"
 UNKNOWN_IMPACT = "impact unknown: no source reports which GPUs it uses"
 
 
@@ -184,15 +184,16 @@ def _describe_impact(incident: answers.NamedIncident, blast: answers.BlastRadius
 
 
 def describe(answer: answers.FullIncidentDetail) -> list[str]:
-    incident, diagnosis, plan = answer.incident, answer.diagnosis, answer.plan
+    incident, diagnosis, plan, blast = answer.incident, answer.diagnosis, answer.plan, answer.blast
     ended = f", resolved {times.utc(incident.resolved_at)}" if incident.resolved_at else ""
     state = f"{incident.severity}, {format_state(incident)}; opened {times.utc(incident.opened_at)}{ended}"
     lines = [f"{incident.id}  {incident.title}", state]
     if incident.assignee:
         lines.append(f"assigned to {incident.assignee}")
     if incident.workloads:
-        lines.append(f"affects {', '.join(incident.workloads)}")
-    if blast := answer.blast:
+        is_certain = blast is None or incident.place.domain or blast.gpus or blast.counted_in
+        lines.append(f"{'affects' if is_certain else 'may affect'} {', '.join(incident.workloads)}")
+    if blast:
         lines.append(_describe_impact(incident, blast))
         if blast.teams:
             lines.append(f"teams {', '.join(blast.teams)}")

@@ -129,7 +129,10 @@ function describeImpact({ incident, blast }: Detail): string {
   const name = `${workloadName(firstHit.workload)}${firstHit.gpus == null ? "" : ` (${plural(firstHit.gpus, "GPU")})`}`;
   const affected = otherCount ? `${name} and ${plural(otherCount, "more workload")}` : name;
   if (!blast.gpus && blast.counted_in.length) return `Impact: counted in ${blast.counted_in.join(", ")}.`;
-  if (!blast.gpus) return firstHit.stopped ? `Impact: ${affected}, cost unknown.` : `No impact yet on ${affected}.`;
+  if (!blast.gpus)
+    return firstHit.stopped
+      ? `Impact: ${affected}, cost unknown.`
+      : `May affect ${affected}: no GPU is lost, idle or waiting.`;
   return `Impact: ${affected}, about ${money(blast.dollars_per_hour, blast.currency)} / h.`;
 }
 

@@ -93,3 +93,16 @@ def test_a_fabric_manager_with_nothing_to_do_is_at_fault_where_cuda_waits_for_it
     assert causes(ask(idle + "cudaGetDeviceCount: error 802, system not yet initialized\n"))[:1] == [
         "fabric_manager_down"
     ]
+
+
+def test_health_watches_that_are_not_enabled_are_answered_with_the_commands() -> None:
+    (finding,) = ask("Error: Health watches not enabled. Please enable watches.").findings
+    assert finding.title == "DCGM cannot say whether the GPUs are healthy"
+    assert [step.command for step in finding.actions] == ["dcgmi health -g 0 -s a", "dcgmi health -g 0 -c"]
+
+
+def test_a_module_that_secure_boot_refused_has_a_step_for_its_key() -> None:
+    finding, *_ = ask("modprobe: ERROR: could not insert 'nvidia': Required key not available").findings
+    commands = " ".join(step.command or "" for step in finding.actions)
+    assert finding.cause == "driver_not_loaded"
+    assert all(word in commands for word in ("mokutil --import", "blacklist nouveau", "linux-headers-", "dkms status"))

@@ -119,6 +119,15 @@ def test_one_invalid_rule_does_not_hide_the_verdicts_of_the_others(tmp_path: Pat
     assert (mistake["part"], mistake["alert"]) == ("gpu:xid > 0", "GPUHardwareFailure")
 
 
+def test_a_share_of_the_total_memory_works_and_says_what_the_total_includes(tmp_path: Path) -> None:
+    rules = [{"alert": "Full", "expr": "DCGM_FI_DEV_FB_USED / DCGM_FI_DEV_FB_TOTAL > 0.9"}]
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": rules}]}))
+    ((compatibility, why),) = [(verdict.compatibility, verdict.why) for verdict in judged(tmp_path).values()]
+    assert compatibility is Compatibility.WORKS
+    assert "with what the driver reserves" in why[0]
+    assert "neither list that dcgm-exporter ships" in why[0]
+
+
 @pytest.mark.parametrize(
     ("expr", "standing"),
     [

@@ -139,9 +139,21 @@ def _make_finding(candidate: Opinion, facts: DoctorFacts) -> DoctorFinding:
         title=title,
         why=candidate.why or row.why,
         evidence=tuple(evidence.values()),
-        actions=(*map(diagnosis.DiagnosisStep, candidate.advice), *_next_steps(row, where, facts)),
+        actions=(
+            *map(diagnosis.DiagnosisStep, candidate.advice),
+            *(_steps_of_signs(candidate) or _next_steps(row, where, facts)),
+        ),
         ruled_out=candidate.ruled_out,
     )
+
+
+def _steps_of_signs(candidate: Opinion) -> tuple[diagnosis.DiagnosisStep, ...]:
+    """What to do about a line with an answer of its own, although the catalogue has no cause for it."""
+    if candidate.cause != diagnosis.UNKNOWN_CAUSE:
+        return ()
+    signs = signatures.table().signs
+    names = dict.fromkeys(sighting.sign for sighting in candidate.sightings if sighting.sign in signs)
+    return tuple(diagnosis.DiagnosisStep(do, command) for name in names for do, command in signs[name].steps)
 
 
 def _collect_places(candidate: Opinion) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Sign:
     """A row of the table. `also` are other possible causes of the same line; `silences` are causes that it excludes.
 
     `needs` are texts: a listing must contain one before a pattern without words is tried. The sign does not count if
-    one of the signs in `unless` is present.
+    one of the signs in `unless` is present. `steps` are what to do and its command, for a line whose cause is unknown.
     """
 
     id: str
@@ -67,6 +67,7 @@ class Sign:
     silences: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
+    steps: tuple[tuple[str, str], ...] = ()
 
     @property
     def causes(self) -> dict[str, float]:
@@ -178,6 +179,7 @@ def read_row(row: Mapping[str, Any], *, file: str) -> Sign:
             silences=tuple(row.get("silences", ())),
             needs=tuple(row["needs"].split("|")) if "needs" in row else (),
             unless=tuple(row.get("unless", ())),
+            steps=tuple((do, command) for do, command in row.get("steps", ())),
         )
     except (KeyError, ValueError, TypeError) as error:
         raise PackError(f"sign {name}: {error}", where=f"packs/{file}") from error

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from watchkeeper.catalogue import series
+from watchkeeper.catalogue import metrics, series
 from watchkeeper.errors import QueryError
 from watchkeeper.query import engine
 from watchkeeper.query.promql import ast, parser, walk
@@ -34,6 +34,9 @@ LABEL_NAMES = {
     "exported_namespace": "namespace",
     "exported_container": "container",
 }
+
+# Metrics that work here and are not quite what their names say; packs/metric_guide.csv has what to know about them.
+MISREAD = frozenset({"DCGM_FI_DEV_FB_TOTAL"})
 
 
 class Compatibility(StrEnum):
@@ -78,7 +81,8 @@ def _names(names: frozenset[str]) -> Iterator[tuple[Compatibility, str]]:
         origin = series.origin(name)
         match origin.source:
             case series.SeriesSource.AGENT | series.SeriesSource.HUB | series.SeriesSource.RULE:
-                pass
+                if name in MISREAD and (row := metrics.lookup(name)) is not None:
+                    yield Compatibility.WORKS, f"{name}: {row.bands}"
             case series.SeriesSource.AGENT_OPTIONAL:
                 yield Compatibility.CHANGES, f"{name}: the agent exports it if a --counters file lists it"
             case series.SeriesSource.RENAMED | series.SeriesSource.ALIAS:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.sim import pages
 from watchkeeper.errors import SettingsError
+from watchkeeper.model.alerts import Severity
 from watchkeeper.sim.fleet import UnknownName
 from watchkeeper.sim.simulation import SimSettings, Simulation
 
@@ -149,8 +150,45 @@ def test_a_fault_with_a_duration_ends_automatically(fleet: Simulation) -> None:
 
 
 def test_an_unknown_scenario_lists_the_scenarios(fleet: Simulation) -> None:
-    with pytest.raises(UnknownName, match=r"xid-97.*Scenarios: agent-gone, .*, xid-79"):
-        fleet.inject("xid-97")
+    with pytest.raises(UnknownName, match=r"xid-9797.*Scenarios: agent-gone, .*, xid-79"):
+        fleet.inject("xid-9797")
+
+
+def test_every_code_of_the_catalogue_is_a_scenario_that_writes_its_line(fleet: Simulation) -> None:
+    fault = fleet.inject("xid-109", node="gpu-r01-01", gpu=3)
+    assert (fault.scenario.truth.cause, fault.scenario.truth.severity) == ("unknown", Severity.CRITICAL)
+    (line,) = [line for line in kernel_texts(fleet, "gpu-r01-01") if "Xid (" in line]
+    assert line.startswith(f"NVRM: Xid (PCI:{fault.node.gpus[3].kernel_pci}): 109, pid=")
+    assert pages.by_gpu(fleet.node_page("gpu-r01-01"), "DCGM_FI_DEV_XID_ERRORS")[3] == 109
+
+
+def test_a_port_that_goes_down_counts_once_and_carries_nothing(fleet: Simulation) -> None:
+    fleet.inject("ib-port-down", node="gpu-r01-01")
+
+    def port(name: str, device: str = "mlx5_0") -> float:
+        page = fleet.page_at("/nodes/gpu-r01-01/host/metrics").decode()
+        return float(page.split(f'node_infiniband_{name}{{device="{device}",port="1"}} ')[1].split()[0])
+
+    fleet.advance(599)
+    assert (port("state_id"), port("link_downed_total")) == (4, 0)
+    assert port("link_error_recovery_total") >= 100
+    fleet.advance(60)
+    carried = port("port_data_received_bytes_total")
+    fleet.advance(60)
+    assert (port("state_id"), port("physical_state_id"), port("link_downed_total")) == (1, 2, 1)
+    assert (port("state_id", "mlx5_1"), port("port_data_received_bytes_total")) == (4, carried)
+
+
+def test_checkpoints_that_fail_leave_the_time_of_the_last_good_one(fleet: Simulation) -> None:
+    fault = fleet.inject("checkpoint-failing", node="gpu-r01-01")
+    assert fault.job is not None
+    written = set()
+    for _ in range(3):
+        page = fleet.page_at("/workloads/metrics").decode()
+        rows = [row for row in page.splitlines() if row.startswith("training_checkpoint_last_success")]
+        written |= {row for row in rows if f'job_name="{fault.job.name}"' in row}
+        fleet.advance(1500)
+    assert len(written) == 1
 
 
 def test_a_place_that_does_not_fit_the_scenario_is_refused(fleet: Simulation) -> None:

@@ -160,7 +160,7 @@ def test_a_gpu_that_is_lost_before_the_first_read_is_reported_with_its_index() -
 
 def test_invalid_requests_get_an_error_with_the_valid_values() -> None:
     def story(fleet: Caller) -> None:
-        status, answer = fleet.call("POST", "/faults", {"scenario": "xid-97"})
+        status, answer = fleet.call("POST", "/faults", {"scenario": "xid-9797"})
         assert (status, answer["ok"]) == (400, False)
         assert "Scenarios: agent-gone" in answer["error"]
         assert fleet.call("POST", "/faults", {"scenario": "xid-79", "node": "nowhere"})[0] == 400

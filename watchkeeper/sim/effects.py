@@ -42,7 +42,11 @@ class ExporterFault(StrEnum):
 
 
 class LossFault(StrEnum):
+    """`overfit`: the loss no longer falls, and the validation loss rises above it."""
+
     NAN = "nan"
+    RISING = "rising"
+    OVERFIT = "overfit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +66,17 @@ class TrainingEffect:
 class ServingEffect:
     """How a fault changes a service; `demand` is the request rate divided by its capacity."""
 
-    demand: float
+    demand: float | None = None
+    # Its page does not answer.
+    is_down: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PodFault:
     """A pod that exists only because of the fault; it runs on the node of the fault unless it is pending."""
 
+    # The number of such pods.
+    replicas: int = 1
     pending: bool = False
     # More than any node has: the pod stays pending. None: it requests no GPU.
     gpus: int | None = 1
@@ -108,6 +116,7 @@ class Effect:
     ecc_dbe: int = 0
     remapped_rows: int = 0
     pcie_replays: int = 0
+    pcie_replays_per_second: float = 0.0
     nvlink_errors: int = 0
     remap_pending: bool = False
     remap_failure: bool = False
@@ -119,6 +128,8 @@ class Effect:
     agent_says: str | None = None
     fabric_manager_down: bool = False
     ib_symbol_errors_per_second: float = 0.0
+    ib_recoveries_per_minute: float = 0.0
+    ib_port_down: bool = False
     # The share of its CPUs that is busy.
     cpu_busy: float | None = None
     device_plugin_gone: bool = False
@@ -166,6 +177,8 @@ class EffectTotals:
     agent_faults: dict[int, str] = field(default_factory=dict)
     fabric_down: set[int] = field(default_factory=set)
     ib_errors: dict[int, float] = field(default_factory=dict)
+    ib_recoveries: dict[int, float] = field(default_factory=dict)
+    ib_ports_down: set[int] = field(default_factory=set)
     cpu_busy: dict[int, float] = field(default_factory=dict)
     plugin_gone: set[int] = field(default_factory=set)
     mig_lost: set[int] = field(default_factory=set)
@@ -203,6 +216,7 @@ def _add_to_gpus(total: EffectTotals, active: ActiveEffect) -> None:
     environment.inlet[rows] += effect.inlet_celsius
     environment.brake[rows] |= effect.power_brake
     environment.sbe_per_second[rows] += effect.ecc_sbe_per_second
+    environment.pcie_replays_per_second[rows] += effect.pcie_replays_per_second
     environment.leak_mib_per_second[rows] += effect.leak_mib_per_minute / 60
     if effect.pcie_width is not None:
         total.pcie_width[rows] = np.minimum(total.pcie_width[rows], effect.pcie_width)
@@ -219,8 +233,12 @@ def _add_to_nodes(total: EffectTotals, active: ActiveEffect) -> None:
             total.exporters[node] = effect.exporter
         if effect.agent_says is not None:
             total.agent_faults[node] = effect.agent_says
-        if effect.ib_symbol_errors_per_second:
-            total.ib_errors[node] = total.ib_errors.get(node, 0.0) + effect.ib_symbol_errors_per_second
+        for rate, rates in (
+            (effect.ib_symbol_errors_per_second, total.ib_errors),
+            (effect.ib_recoveries_per_minute / 60, total.ib_recoveries),
+        ):
+            if rate:
+                rates[node] = rates.get(node, 0.0) + rate
         if effect.cpu_busy is not None:
             total.cpu_busy[node] = max(total.cpu_busy.get(node, 0.0), effect.cpu_busy)
         for is_set, nodes in (
@@ -228,6 +246,7 @@ def _add_to_nodes(total: EffectTotals, active: ActiveEffect) -> None:
             (effect.fabric_manager_down, total.fabric_down),
             (effect.device_plugin_gone, total.plugin_gone),
             (effect.mig_layout_lost, total.mig_lost),
+            (effect.ib_port_down, total.ib_ports_down),
         ):
             if is_set:
                 nodes.add(node)

@@ -74,7 +74,7 @@ class DcgmReadings:
             "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": state.energy_mj,
             "DCGM_FI_DEV_SLOWDOWN_TEMP": state.slowdown,
             "DCGM_FI_DEV_SHUTDOWN_TEMP": self._shutdown,
-            "DCGM_FI_DEV_ENFORCED_POWER_LIMIT": state.tdp * state.power_limit,
+            "DCGM_FI_DEV_ENFORCED_POWER_LIMIT": state.enforced_watts,
             "DCGM_FI_DEV_GPU_UTIL": 100 * utilisation,
             "DCGM_FI_DEV_MEM_COPY_UTIL": 100 * np.minimum(1.0, dram * 1.2),
             "DCGM_FI_DEV_ENC_UTIL": self._zero,

@@ -59,6 +59,13 @@ class SimFault:
     def pod(self) -> str:
         return f"{self.scenario.name}-{self.id}"
 
+    @property
+    def _pod_place(self) -> str:
+        """The pod that the fault creates, or the pod on its node of the job that it strikes."""
+        if self.job is None or self.scenario.work is None:
+            return f"{OWNER}/{self.pod}"
+        return f"{self.job.template.namespace}/{self.job.pod_names[self.node.row]}"
+
     def place(self, cluster: str) -> fleet_model.Place:
         """The place that a correct diagnosis has."""
         strikes = self.scenario.truth.place
@@ -68,7 +75,7 @@ class SimFault:
             FaultTarget.RACK: f"rack={self.node.rack}",
             FaultTarget.JOB: f"job={self.job.name if self.job else ''}",
             FaultTarget.SERVICE: f"model={self.job.name if self.job else ''}",
-            FaultTarget.POD: f"pod={OWNER}/{self.pod}",
+            FaultTarget.POD: f"pod={self._pod_place}",
             FaultTarget.NAMESPACE: f"namespace={OWNER}",
         }
         if strikes in names:

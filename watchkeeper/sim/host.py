@@ -24,12 +24,13 @@ BYTES_PER_MILLIJOULE = 2.4e4
 MEMORY_BYTES = 2 * 1024**4
 # With FEC, a good link has a few symbol errors a day.
 SYMBOL_ERRORS_PER_SECOND = 2 / 86_400
-PORT_COUNTERS = (
-    ("link_downed_total", "Number of times the link failed to recover from an error state and went down"),
-    ("link_error_recovery_total", "Number of times the link successfully recovered from an error state"),
-    ("port_errors_received_total", "Number of packets containing an error that were received on this port"),
-    ("local_link_integrity_errors_total", "Times local physical errors exceeded their limit"),
-)
+PORT_COUNTERS = {
+    "symbol_error_total": "Number of minor link errors detected",
+    "link_downed_total": "Number of times the link failed to recover from an error state and went down",
+    "link_error_recovery_total": "Number of times the link successfully recovered from an error state",
+    "port_errors_received_total": "Number of packets containing an error that were received on this port",
+    "local_link_integrity_errors_total": "Times local physical errors exceeded their limit",
+}
 # CPU utilisation without work, and the addition by data loaders and collectives of busy GPUs.
 IDLE_CPU_SHARE, WORK_CPU_SHARE = 0.02, 0.22
 CPU_MODES = ("idle", "user")
@@ -45,8 +46,9 @@ class SimHosts:
         port_rates = np.array([PORTS.get(node.pool.name, (0, 0.0))[1] for node in layout.nodes])
         self._bytes_per_second: NDArray[np.float64] = port_rates[layout.node_of_gpu]
         self._port_bytes: NDArray[np.float64] = physics.energy_mj * BYTES_PER_MILLIJOULE
-        self._symbol_errors: NDArray[np.float64] = np.zeros(len(layout.nodes))
-        self._receive_errors: NDArray[np.float64] = np.zeros(len(layout.nodes))
+        # Of the first port of each node: a faulty cable affects only that one.
+        self._port_errors = {name: np.zeros(len(layout.nodes)) for name in PORT_COUNTERS}
+        self._ports_down: set[int] = set()
         # Nodes have been up for days to weeks.
         self.booted_at = np.array([now - 86_400 * (3 + node.row % 40) for node in layout.nodes])
         self._first_rows = np.array([node.first_row for node in layout.nodes])
@@ -61,7 +63,9 @@ class SimHosts:
         self._cpu_seconds[:, node.row] = 0.0
 
     def step(self, total: EffectTotals) -> None:
-        self._port_bytes += self._bytes_per_second * self._physics.activity[8] * self._physics.clock_share
+        port_bytes = self._bytes_per_second * self._physics.activity[8] * self._physics.clock_share
+        port_bytes[self._first_rows[list(total.ib_ports_down)]] = 0
+        self._port_bytes += port_bytes
         utilisation = np.add.reduceat(self._physics.activity[5], self._first_rows) / self._gpu_counts
         busy = IDLE_CPU_SHARE + WORK_CPU_SHARE * utilisation
         for row, share in total.cpu_busy.items():
@@ -69,12 +73,18 @@ class SimHosts:
         self._cpu_seconds[0] += 1 - busy
         self._cpu_seconds[1] += busy
         for row, rate in total.ib_errors.items():
-            self._symbol_errors[row] += rate
-            self._receive_errors[row] += rate / 10
+            self._port_errors["symbol_error_total"][row] += rate
+            self._port_errors["port_errors_received_total"][row] += rate / 10
+        for row, rate in total.ib_recoveries.items():
+            self._port_errors["link_error_recovery_total"][row] += rate
+        for row in total.ib_ports_down - self._ports_down:
+            self._port_errors["link_downed_total"][row] += 1
+        self._ports_down = set(total.ib_ports_down)
 
     def page(self, node: SimNode, total: EffectTotals, *, now: int) -> bytes:
-        errors = int(self._symbol_errors[node.row]), int(self._receive_errors[node.row])
-        key = (*errors, node.row in total.fabric_down, int(self.booted_at[node.row]), now // SLOW_SECONDS)
+        errors = (int(counts[node.row]) for counts in self._port_errors.values())
+        down = node.row in total.fabric_down, node.row in total.ib_ports_down
+        key = (*errors, *down, int(self.booted_at[node.row]), now // SLOW_SECONDS)
         cached = self._cached_parts.get(node.row)
         if cached is None or cached[0] != key:
             page = MetricsPage()
@@ -112,23 +122,21 @@ class SimHosts:
         ports = _port_labels(node.pool.name)
         if not ports:
             return
-        page.begin("node_infiniband_symbol_error_total", "counter", "Number of minor link errors detected")
         usual_errors = int((now - int(self.booted_at[node.row])) * SYMBOL_ERRORS_PER_SECOND)
-        for port, labels in enumerate(ports):
-            # A faulty cable affects only the first port.
-            page.add(labels, usual_errors + (int(self._symbol_errors[node.row]) if port == 0 else 0))
-        for name, help in PORT_COUNTERS:
+        for name, help in PORT_COUNTERS.items():
             page.begin(f"node_infiniband_{name}", "counter", help)
+            usual = usual_errors if name == "symbol_error_total" else 0
             for port, labels in enumerate(ports):
-                is_bad = port == 0 and name == "port_errors_received_total"
-                page.add(labels, float(int(self._receive_errors[node.row])) if is_bad else 0.0)
-        for name, help, value in (
-            ("state_id", "State of the port (4: ACTIVE)", 4.0),
-            ("rate_bytes_per_second", "Maximum signal transfer rate", PORTS[node.pool.name][1]),
+                page.add(labels, usual + (int(self._port_errors[name][node.row]) if port == 0 else 0))
+        is_down, rate = node.row in self._ports_down, PORTS[node.pool.name][1]
+        for name, help, value, first in (
+            ("state_id", "State of the port (4: ACTIVE)", 4, 1 if is_down else 4),
+            ("physical_state_id", "Physical state of the port (5: LinkUp)", 5, 2 if is_down else 5),
+            ("rate_bytes_per_second", "Maximum signal transfer rate", rate, rate),
         ):
             page.begin(f"node_infiniband_{name}", "gauge", help)
-            for labels in ports:
-                page.add(labels, value)
+            for port, labels in enumerate(ports):
+                page.add(labels, first if port == 0 else value)
 
 
 @cache

@@ -72,7 +72,9 @@ class KubeStatePage:
                 yield SimPod(job.template.namespace, name, container, job_node.name, gpus, started_at, RUNNING)
         for name, (active, spec) in total.pods.items():
             node = None if spec.pending else self._layout.nodes[active.nodes[0]].name
-            yield SimPod(active.namespace, name, "main", node, spec.gpus, self._started.get(name, now), spec)
+            for replica in range(spec.replicas):
+                pod = f"{name}-{replica}" if replica else name
+                yield SimPod(active.namespace, pod, "main", node, spec.gpus, self._started.get(pod, now), spec)
 
     def _write_nodes(self, page: MetricsPage, total: EffectTotals, up: set[int]) -> None:
         page.begin("kube_node_status_condition", "gauge", "The condition of a cluster node.")

@@ -54,6 +54,7 @@ class Environment:
     inlet: Floats
     brake: Flags
     sbe_per_second: Floats
+    pcie_replays_per_second: Floats
     leak_mib_per_second: Floats
 
     @staticmethod
@@ -65,6 +66,7 @@ class Environment:
             inlet=np.zeros(count),
             brake=np.zeros(count, dtype=bool),
             sbe_per_second=np.zeros(count),
+            pcie_replays_per_second=np.zeros(count),
             leak_mib_per_second=np.zeros(count),
         )
 
@@ -113,6 +115,7 @@ class Physics:
         self.nvlink_errors, self._leaked_mib = np.zeros(count, dtype=np.int64), np.zeros(count)
         # The power limit that was set, as a share of the default one.
         self.power_limit = np.ones(count)
+        self.enforced_watts = self.tdp.copy()
         self._thermal_share, self._idle_seconds = np.ones(count), np.full(count, float(AWAKE_SECONDS))
 
     def step(self, demand: Floats, is_occupied: Flags, memory_share: Floats, *, environment: Environment) -> None:
@@ -129,6 +132,8 @@ class Physics:
         self._leaked_mib += environment.leak_mib_per_second
         self._update_memory(is_occupied, memory_share)
         self._update_counters()
+        if environment.pcie_replays_per_second.any():
+            self.pcie_replays += self.rng.poisson(environment.pcie_replays_per_second)
         affected = environment.sbe_per_second > 0
         if affected.any():
             errors = self.rng.poisson(environment.sbe_per_second[affected])
@@ -137,7 +142,8 @@ class Physics:
 
     def _update_clocks(self, awake: Flags, environment: Environment) -> None:
         sm, tensor, dram = self.activity[0], self.activity[1], self.activity[2]
-        cap = self.tdp * CAP_SHARE * environment.power_cap * self.power_limit
+        self.enforced_watts = self.tdp * environment.power_cap * self.power_limit
+        cap = CAP_SHARE * self.enforced_watts
         base_watts = np.where(awake, self.tdp * AWAKE_SHARE, self.idle_watts)
         # Dynamic power at full clocks. It is proportional to the square of the clock, because voltage changes too.
         dynamic_watts = self.tdp * (1 - AWAKE_SHARE) * (SM_WEIGHT * sm + TENSOR_WEIGHT * tensor + DRAM_WEIGHT * dram)

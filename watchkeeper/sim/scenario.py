@@ -15,6 +15,7 @@ from importlib.resources.abc import Traversable
 
 import yaml
 
+from watchkeeper.catalogue import xid
 from watchkeeper.errors import PackError, WireError
 from watchkeeper.kit import durations, wire, yaml_text
 from watchkeeper.model import actions, alerts
@@ -153,10 +154,28 @@ def parse_scenario(text: str, *, file: str) -> Scenario:
 
 
 def find_scenario(scenarios: dict[str, Scenario], name: str) -> Scenario:
+    """The scenario of this name; `xid-CODE` is one for each code of the Xid catalogue."""
     try:
         return scenarios[name]
     except KeyError:
+        code = name.removeprefix("xid-")
+        if code != name and code.isdecimal() and (row := xid.lookup(int(code))).is_known:
+            return _xid_scenario(name, row)
         matches = difflib.get_close_matches(name[:80], scenarios, n=1, cutoff=0.5)
         remedy = f"Did you mean {matches[0]}?" if matches else None
-        listed = f"Scenarios: {', '.join(scenarios)}"
+        listed = f"Scenarios: {', '.join(scenarios)}; xid-CODE for each code of `explain xid`"
         raise UnknownName(f"no scenario `{name[:80]}`", now=listed, remedy=remedy) from None
+
+
+def _xid_scenario(name: str, row: xid.XidRow) -> Scenario:
+    """The driver logs the code and nothing else changes."""
+    return Scenario(
+        name=name,
+        title=f"The driver logs Xid {row.code}: {row.name}",
+        story=f"{row.likely_cause}. The driver logs Xid {row.code}, and no metric shows anything else.",
+        strikes=FaultTarget.GPU,
+        kernel=(f"NVRM: Xid (PCI:{{pci}}): {row.code}, pid={{pid}}, name={{process}}, {row.name}",),
+        effects=(),
+        repaired_by=(FaultRepair.RESET_GPU, FaultRepair.REBOOT, FaultRepair.REPLACE),
+        truth=ExpectedDiagnosis(row.cause, actions.ActionKind.INSPECT, row.severity, FaultTarget.GPU),
+    )

@@ -23,6 +23,8 @@ PROMPT_TOKENS, GENERATED_TOKENS = 400, 50
 ERROR_SHARE = 1e-5
 # Requests beyond this queue length are rejected.
 MAX_WAITING = 400
+# With a full queue the cache of keys and values is full, too: requests are preempted, and compute their tokens twice.
+PREEMPTION = 2
 # Histograms of the time for one token, which only a streamed response has.
 TOKEN_TIMES = ("per_token", "between_tokens")
 
@@ -93,7 +95,8 @@ class ModelServer:
 
     def step(self, effect: ServingEffect | None, *, wave: float, seconds: int) -> None:
         """Serve the requests of this step: requests beyond the capacity wait, and beyond MAX_WAITING fail."""
-        requests = self.capacity * (effect.demand if effect else min(0.75, 0.6 * wave)) * seconds
+        demand = None if effect is None else effect.demand
+        requests = self.capacity * (min(0.75, 0.6 * wave) if demand is None else demand) * seconds
         capacity = self.capacity * seconds
         waiting = max(0.0, self.values.get("waiting", 0.0) + requests - capacity)
         rejected = max(0.0, waiting - MAX_WAITING)
@@ -112,7 +115,7 @@ class ModelServer:
         self._observe("duration", answered, median=median, delay=delay)
         self._observe("first_token", answered, median=FIRST_TOKEN_SECONDS * slowdown, delay=delay)
         for name, number in zip(TOKEN_TIMES, (answered, answered * GENERATED_TOKENS), strict=True):
-            self._observe(name, number, median=TOKEN_SECONDS * slowdown, delay=0.0)
+            self._observe(name, number, median=TOKEN_SECONDS * slowdown * (PREEMPTION if rejected else 1), delay=0.0)
 
     def _count(self, name: str, number: float) -> None:
         self.values[name] = self.values.get(name, 0.0) + number

@@ -140,7 +140,11 @@ class Simulation:
             case ["workloads", "metrics"]:
                 return self.workloads.page(self.faults.totals)
             case ["serving", model, "metrics"] if model in self.workloads.servers:
-                return self.workloads.servers[model].page()
+                server = self.workloads.servers[model]
+                effect = self.faults.totals.serving.get(server.job.number)
+                if effect is not None and effect.is_down:
+                    raise CollectError("the server does not answer", where=model)
+                return server.page()
             case ["serving", model, "metrics"]:
                 raise CollectError("the server has ended", where=model)
         raise fleet.UnknownName(f"no page at {path[:80]}")

@@ -25,6 +25,8 @@ HEALTHY = TrainingEffect()
 # Buckets of `watchkeeper.instrument` for the steps of training jobs that take seconds.
 STEP_BUCKETS = ("0.5", "1", "2.5", "5", "10", "25", "60", "120", "300", "+Inf")
 STEP_BOUNDS = tuple(map(float, STEP_BUCKETS))
+# How a fault changes the loss: it rises to several times its value, or is no number.
+LOSS_FACTORS: dict[str, float] = {LossFault.NAN: math.nan, LossFault.RISING: 3.0}
 # How long the page of a server that ended still answers, so that discovery drops its target before a scrape fails.
 GRACE_SECONDS = 60
 
@@ -151,10 +153,10 @@ class SimWorkloads:
             seconds = run.step_seconds / speed
             count = STEP_SECONDS / seconds
             observe(run.durations, STEP_BOUNDS, count, median=seconds / 10, delay=seconds * 0.9)
-        if phase is WorkPhase.CHECKPOINT and now - run.checkpoint_at > 120:
+        if phase is WorkPhase.CHECKPOINT and now - run.checkpoint_at > 120 and not effect.checkpoints_fail:
             run.checkpoint_at = now
-            run.checkpoints += not effect.checkpoints_fail
-            run.saved_steps = run.saved_steps if effect.checkpoints_fail else run.steps
+            run.checkpoints += 1
+            run.saved_steps = run.steps
         if (effect.checkpoints_fail or effect.ooms) and now - run.failed_at >= RETRY_SECONDS:
             run.failed_at = now
             run.failed_checkpoints += effect.checkpoints_fail
@@ -192,8 +194,13 @@ def _write_training(page: MetricsPage, runs: list[SimTraining], total: EffectTot
 
 
 def _loss(run: SimTraining, effect: TrainingEffect) -> float:
-    loss = 1.8 + 7.0 * math.exp(-run.steps / 3000) + 0.02 * math.sin(run.steps / 3)
-    return math.nan if effect.loss is LossFault.NAN else round(loss, 4)
+    to_learn = 0.0 if effect.loss is LossFault.OVERFIT else 7.0 * math.exp(-run.steps / 3000)
+    loss = 1.8 + to_learn + 0.02 * math.sin(run.steps / 3)
+    return round(loss * LOSS_FACTORS.get(effect.loss or "", 1.0), 4)
+
+
+def _validation_loss(run: SimTraining, effect: TrainingEffect) -> float:
+    return round(_loss(run, effect) * (1.5 if effect.loss is LossFault.OVERFIT else 1.04), 4)
 
 
 def _gradient_norm(run: SimTraining, effect: TrainingEffect) -> float:
@@ -215,7 +222,7 @@ JOB_METRICS: tuple[tuple[str, str, str, Callable[[SimTraining, TrainingEffect], 
     ("training_loss", "gauge", "Current training loss", _loss),
     (
         "training_validation_loss", "gauge", "Validation loss of the last evaluation",
-        lambda run, effect: round(1.04 * _loss(run, effect), 4),
+        _validation_loss,
     ),
     ("training_grad_norm", "gauge", "Norm of the last gradient", _gradient_norm),
     (

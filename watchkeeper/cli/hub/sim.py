@@ -25,7 +25,10 @@ def command() -> None:
 @command.command("list")
 @options.as_json
 def list_scenarios(as_json: bool) -> None:
-    """List the fault scenarios with the cause that the hub should diagnose."""
+    """List the fault scenarios with the cause that the hub should diagnose.
+
+    Further scenarios are `xid-CODE`, for each code of `watchkeeper explain xid CODE`.
+    """
     from watchkeeper.kit import wire
     from watchkeeper.sim import scenario
 

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,10 +141,13 @@ def _is_free(port: int) -> bool:
 
 
 @contextlib.contextmanager
-def running(command: Sequence[str | Path], *, ready_url: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    command: Sequence[str | Path], *, ready_url: str, log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """A server from the moment `ready_url` answers until the block ends; its output is in `log`."""
     with log.open("wb") as output:
-        server = subprocess.Popen([str(part) for part in command], stdout=output, stderr=subprocess.STDOUT)
+        words = [str(part) for part in command]
+        server = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, env=environment)
         try:
             wait_until_ready(server, ready_url, log=log)
             yield server

@@ -60,6 +60,8 @@ def up(folder: Path, *arguments: str) -> Iterator[Product]:
         yield Product(url, server, log)
 
 
-def await_that(condition: Callable[[], Any], *, within_seconds: float = SOON_SECONDS) -> Any:
+def await_that(
+    condition: Callable[[], Any], *, within_seconds: float = SOON_SECONDS, what: str = "the condition"
+) -> Any:
     """The condition's first true answer; AssertionError when it stays false."""
-    return until(condition, timeout_seconds=within_seconds, interval_seconds=PROGRAM_SECONDS)
+    return until(condition, timeout_seconds=within_seconds, interval_seconds=PROGRAM_SECONDS, what=what)

@@ -150,8 +150,12 @@ class Samples:
         await asyncio.to_thread(self._budgets.update, self.engine, time.now())
 
     async def _maintain_blocks(self) -> None:
-        if self._store is not None:
+        if self._store is None:
+            return
+        try:
             await asyncio.to_thread(self._store.maintain, self._now_ms())
+        finally:
+            # Also on a full disk, where maintenance fails: that is when these numbers are read.
             status = self._store.status()
             for name, metric in self._gauges.items():
                 metric.set(getattr(status, name))

@@ -34,6 +34,8 @@ class Plan:
     nodes_per_leaf: int = 4
     spines: int = 2
     links_per_spine: int = 1
+    # The host port whose link has trained with one lane of four.
+    slow_host: str = ""
 
     @property
     def groups(self) -> int:
@@ -68,8 +70,8 @@ class Plan:
                 for at in range(self.nodes_per_leaf):
                     node = group * self.nodes_per_leaf + at
                     if node < self.nodes:
-                        name = f"gpu-node-{node + 1} mlx5_{rail}"
-                        yield f'[{at + 1}]\t"{self.host_id(node, rail)}"[1]\t\t# "{name}" lid 0 4xHDR'
+                        name, rate = f"gpu-node-{node + 1} mlx5_{rail}", self._rate(node, rail)
+                        yield f'[{at + 1}]\t"{self.host_id(node, rail)}"[1]\t\t# "{name}" lid 0 {rate}'
                 for spine, link in self._uplinks():
                     port = self.nodes_per_leaf + spine * self.links_per_spine + link + 1
                     there = self._spine_port(group, rail, link)
@@ -96,8 +98,12 @@ class Plan:
                 leaf = self.leaf_id(node // self.nodes_per_leaf, rail)
                 yield f"caguid=0x{self.host_id(node, rail)[2:]}"
                 yield f'Ca\t1 "{self.host_id(node, rail)}"\t\t# "gpu-node-{node + 1} mlx5_{rail}"'
-                yield f'[1]\t"{leaf}"[{node % self.nodes_per_leaf + 1}]\t\t# lid 0 lmc 0 "" lid 0 4xHDR'
+                port, rate = node % self.nodes_per_leaf + 1, self._rate(node, rail)
+                yield f'[1]\t"{leaf}"[{port}]\t\t# lid 0 lmc 0 "" lid 0 {rate}'
                 yield ""
+
+    def _rate(self, node: int, rail: int) -> str:
+        return "1xHDR" if self.host_id(node, rail) == self.slow_host else "4xHDR"
 
     def _uplinks(self) -> Iterator[tuple[int, int]]:
         return ((spine, link) for spine in range(self.spines) for link in range(self.links_per_spine))
@@ -134,7 +140,8 @@ class Fabric:
         )
         there = servers.require("ibnetdiscover").parent
         for program in ("ibnetdiscover", "iblinkinfo", "ibqueryerrors"):
-            (folder / program).write_text(f'#!/bin/sh\nexec env {variables} {there}/{program} "$@"\n')
+            # libumad2sim leaves its files where a program starts.
+            (folder / program).write_text(f'#!/bin/sh\ncd {folder} && exec env {variables} {there}/{program} "$@"\n')
             (folder / program).chmod(0o755)
         return f"{folder}:/usr/bin:/bin"
 

@@ -23,7 +23,7 @@ HEAD = """\
 # DCGM_FI_DEV_XID_ERRORS is a gauge with the last code: it stays until another Xid or a restart of the exporter, so a
 # change within ten minutes is what counts, and a repeat of the same code is not seen. A new code is a new series: it is
 # also the label err_code, and the pod whose labels the series had may end. So all series of a GPU are compared.
-# Newer drivers log Xid 154 within seconds of a critical code, so that the gauge has 154: GPURecoveryActionPending fires.
+# Newer drivers log Xid 154 right after a critical code: the gauge then has 154, and GPURecoveryActionPending fires.
 groups:
   - name: xid
     rules:

@@ -72,6 +72,8 @@ COMMANDS = (
     ("lemons",),
 )
 MAX_COMMANDS_EACH = 3
+# The newest of them; after hours of random faults there are hundreds.
+MAX_RESOLVED = 10
 # Runs a command line and returns its exit code and output.
 RunCommand = Callable[[Sequence[str]], tuple[int, str]]
 PARAMETER = re.compile(r"\{(\w+)\}")
@@ -203,7 +205,9 @@ def list_subjects(look: Look) -> dict[str, list[dict[str, str]]]:
     nodes = [node["name"] for node in look.rows("/api/nodes", "nodes")]
     jobs = [job["id"] for job in look.rows("/api/jobs?limit=10000", "jobs")]
     uuids = [uuid for node in look.rows("/api/fleet", "nodes") for uuid in gpu_uuids(node)]
-    incidents = [{"id": card["id"]} for card in look.rows("/api/incidents?open=0&limit=1000", "incidents")]
+    cards = look.rows("/api/incidents?open=0&limit=1000", "incidents")
+    resolved = [card for card in cards if card["state"] == "resolved"][:MAX_RESOLVED]
+    incidents = [{"id": card["id"]} for card in cards if card in resolved or card["state"] != "resolved"]
     pods = [pod.rpartition("/") for pod in sorted(set(look.get("/api/fleet", "workloads", default={}).values()))]
     links = [link["id"] for link in look.rows("/api/fabric/links?limit=1000", "links")]
     in_namespace = [dict(zip(("namespace", "_", "name"), job.rpartition("/"), strict=True)) for job in jobs]

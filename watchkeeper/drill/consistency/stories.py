@@ -25,11 +25,6 @@ from watchkeeper.sim.scenario import FaultTarget
 RACK_GPUS, GPUS, SEED = 128, 64, 7
 HEALTHY, BAD_INPUT, RANDOM, PAIR = "healthy", "bad input", "random", " + "
 HEALTHY_SECONDS = 180
-# After the fault: an event has been handled, an alert fires, a job is stalled, an idle GPU is reported.
-DURING_SECONDS = (25, 90, 240, 240)
-# After the approval: the node is cordoned, it reboots, it is checked.
-REPAIR_SECONDS = (20, 100, 200, 240)
-AFTER_SECONDS = (45, 240)
 STEPS, MAX_FAULTS, STORM_ALERTS = 100, 4, 10_000
 
 
@@ -75,30 +70,45 @@ async def _healthy(watch: judging.Watch) -> None:
     await watch.look("after a restart of the hub")
 
 
+@dataclass(frozen=True, slots=True)
+class LookTimes:
+    """Seconds between the looks after the fault, after the approval of its repair, and after its end."""
+
+    # An event has been handled, an alert fires, a job is stalled, an idle GPU is reported.
+    during: tuple[int, ...] = (25, 90, 240, 240)
+    # The node is cordoned, it reboots, it is checked, it is back.
+    repair: tuple[int, ...] = (20, 100, 200, 240)
+    after: tuple[int, ...] = (45, 240)
+
+
+# For pairs, of which there are a thousand.
+FEWER_LOOKS = LookTimes((60, 240), (40, 240), (240,))
+
+
 async def _faults_and_repairs(watch: judging.Watch, names: Sequence[str]) -> None:
     """Before, during and after: a healthy fleet, the faults, a restart of the hub, the repairs, and a healthy fleet."""
-    simulation = watch.product.simulation
+    simulation, times = watch.product.simulation, LookTimes() if len(names) == 1 else FEWER_LOOKS
     histories = [durations.parse_seconds(simulation.scenarios[name].history) for name in names]
     # Only what learns a baseline over longer than the default needs all of its history.
     await watch.product.advance(max([HEALTHY_SECONDS, *(seconds for seconds in histories if seconds > 600)]))
     await watch.look("before")
     inject(watch.product, names)
-    for seconds in DURING_SECONDS:
+    for seconds in times.during:
         await watch.product.advance(seconds)
-        await watch.look(f"{seconds} s later, during", with_commands=seconds == DURING_SECONDS[1])
+        await watch.look(f"{seconds} s later, during", with_commands=seconds == times.during[1])
     await watch.product.restart_hub(seconds_down=20)
     await watch.product.advance(30)
     look = await watch.look("after a restart of the hub", with_commands=False)
     await _approve_all(watch.product, look)
-    for seconds in REPAIR_SECONDS:
+    for seconds in times.repair:
         await watch.product.advance(seconds)
-        look = await watch.look(f"{seconds} s later, during repair", with_commands=seconds == REPAIR_SECONDS[1])
+        look = await watch.look(f"{seconds} s later, during repair", with_commands=seconds == times.repair[1])
         await _approve_all(watch.product, look)
     for id in list(simulation.faults.active):
         simulation.end_fault(id)
-    for seconds in AFTER_SECONDS:
+    for seconds in times.after:
         await watch.product.advance(seconds)
-        await watch.look(f"{seconds} s later, after repair", with_commands=seconds == AFTER_SECONDS[-1])
+        await watch.look(f"{seconds} s later, after repair", with_commands=seconds == times.after[-1])
 
 
 def inject(running: product.RunningProduct, names: Sequence[str]) -> None:

@@ -94,7 +94,7 @@ PLANTS: dict[str, Plant | tuple[Plant, ...]] = {
     "jobs-on-dead-nodes": (NODES, ("nodes", 0, "state"), "silent"),
     "stopped-jobs-have-incidents": (JOBS, (*LINE, "incidents"), []),
     "impact-on-a-job": (JOBS, (*LINE, "state"), "running"),
-    "explanation-of-a-job": ("{explained job}", ("explained", "headline"), "job is healthy"),
+    "verdict-of-a-job": ("{explained job}", ("explained", "headline"), "job is healthy"),
     "hardware-of-a-stopped-job": (JOB, ("hardware",), []),
     # Money
     "cost-of-open-incidents": (INCIDENT, ("blast", "hits"), [{"workload": "x", "team": "t", "gpus": 0}]),

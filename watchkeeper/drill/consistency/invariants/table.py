@@ -1,7 +1,7 @@
 """The table of invariants: functions that read a Look, or two consecutive ones, and yield contradictions.
 
-Each module of this package has the invariants of one subject: the first sentence of a docstring must hold, and the name
-of the function is the id. Numbers that must be the same are rows of packs/consistency.csv, which `same_numbers` reads.
+Each module of this package has the invariants of one subject: the first paragraph of a docstring must hold, and the
+name of the function is the id. Numbers that must be the same are rows of packs/consistency.csv, for `same_numbers`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def over_time(comparison: Callable[[Look, Look], Iterator[Contradiction]]) -> An
 
 
 def _register(function: Callable[..., Any], check: Check) -> None:
-    sentence = " ".join((inspect.getdoc(function) or "").split()).rstrip(".")
+    paragraph = (inspect.getdoc(function) or "").partition("\n\n")[0]
+    sentence = " ".join(paragraph.split()).rstrip(".")
     subject = function.__module__.rpartition(".")[2]
     REGISTERED.append(Invariant(function.__name__.replace("_", "-"), subject, sentence, check))
 

@@ -8,7 +8,7 @@ import { KeysDialog, useKeys } from "./components/keys";
 import { Chip, Empty, Panel, Skeleton } from "./components/parts";
 import { Search } from "./components/search";
 import { SignIn } from "./components/sign_in";
-import { autoRepair, timeOfDay, timeZone, utcTime } from "./lib/format";
+import { autoRepair, countAtLeast, timeOfDay, timeZone, utcTime } from "./lib/format";
 import { connect, refreshStatus } from "./lib/live";
 import { findPage, handleLinks, type PageProps, type PageRow, RANGES, setParam, useAddress } from "./lib/router";
 import { getState, setState, useHub, useReconnects } from "./lib/store";
@@ -172,7 +172,7 @@ function Rail({
   toggle: () => void;
   help: () => void;
 }) {
-  const { open } = useHub();
+  const { openTotal } = useHub();
   const currentPath = FLEET_SECTIONS.includes(first) ? "/" : `/${first}`;
   return (
     <nav class="rail" aria-label="Pages">
@@ -192,8 +192,11 @@ function Rail({
                   onPointerEnter={() => p.load().catch(() => undefined)}
                 >
                   {p.short ?? p.name}
-                  {p.path === "/incidents" && open && open.length > 0 && (
-                    <sup aria-label={`${open.length} open`}>{open.length}</sup>
+                  {p.path === "/incidents" && openTotal && openTotal.incidents > 0 && (
+                    <sup aria-label={`${countAtLeast(openTotal.incidents, openTotal.hasMore)} open`}>
+                      {openTotal.incidents}
+                      {openTotal.hasMore && "+"}
+                    </sup>
                   )}
                 </a>
               ))}

@@ -11,6 +11,7 @@ from tests.support.scraped import Kept, with_pages
 from watchkeeper.clusters.clusters import Clusters
 from watchkeeper.clusters.slurm.slurm_watch import SlurmWatch
 from watchkeeper.errors import CollectError
+from watchkeeper.hub import fleet_gpus, fleet_layout, holders
 from watchkeeper.hub.own_series import HOLDER_EXPR
 from watchkeeper.kit.clock import ScaledClock
 from watchkeeper.kit.own_metrics import Registry
@@ -23,7 +24,7 @@ from watchkeeper.scrape import discovery, status_series
 from watchkeeper.scrape.fleet import ScrapedInventory
 from watchkeeper.scrape.target_loop import TargetLoop
 from watchkeeper.store.head import head
-from watchkeeper.web.fleet import fleet_layout, frames, holders
+from watchkeeper.web.fleet import frames
 
 GPU = {"cluster": "sim", "Hostname": "n1", "UUID": "GPU-0", "gpu": "0"}
 INFO = 'watchkeeper_gpu_workload_info{{gpu="0",UUID="GPU-0",Hostname="n1",workload_kind="slurm_job",workload="{}"}} 1\n'
@@ -152,11 +153,20 @@ def test_an_agent_is_read_where_it_says_and_expects_what_slurm_says() -> None:
     assert [node.expected_gpus for node in found.nodes] == [2]
 
 
+def owners(known: ScrapedInventory, labels: Iterable[Labels]) -> dict[int, str]:
+    """The owner that the fleet map has for each GPU."""
+    held = [holder for one in labels if (holder := holders.holder_from_labels(one)) is not None]
+    by_gpu = {holder.uuid: (holder,) for holder in held}
+    layout = fleet_layout.current_layout(known)
+    sources = fleet_gpus.FleetGpuSources(layout, frozenset(by_gpu), holders.GpuHolders(by_gpu))
+    return frames.owners_by_slot(fleet_gpus.decide_states(sources))
+
+
 def test_the_map_knows_holders_that_only_an_agents_own_series_names() -> None:
     known = ScrapedInventory()
     known.record_page(Node("sim", "n1"), {"GPU-0": Gpu("GPU-0", 0)}, at_ms=1, source="agent")
     told = Labels({**GPU, "workload_kind": "pod", "workload": "llm-0", "namespace": "research"})
-    assert frames.holders_by_slot(fleet_layout.current_layout(known), [told]) == {0: "research/llm-0"}
+    assert owners(known, [told]) == {0: "research"}
 
 
 def test_slices_whose_pods_only_an_exporter_names_are_held_by_them() -> None:
@@ -171,8 +181,4 @@ def test_slices_whose_pods_only_an_exporter_names_are_held_by_them() -> None:
     assert [(one.workload_name, one.mig_instance) for one in found if one is not None] == [("lab/ada", "1")]
     known = ScrapedInventory()
     known.record_page(Node("sim", "n1"), {"GPU-0": Gpu("GPU-0", 0)}, at_ms=1, source="page")
-    util, used = (engine.instant(expr, 1_000) for expr in ("DCGM_FI_DEV_GPU_UTIL", status_series.MIG_MEMORY))
-    picture = frames.draw_frame(
-        fleet_layout.current_layout(known), frames.FrameReadings(gpu_util=util, mig_instances=used), []
-    )
-    assert (picture.summary["held"], picture.summary["free"]) == (1, 0)
+    assert owners(known, engine.instant(holders.HOLDER_EXPR, 1_000).frame.labels) == {0: "lab"}

@@ -16,6 +16,7 @@ from tests.web.small_fleet import FleetGpu
 from tests.web.small_hub import SmallHub
 from watchkeeper.cli.main import main, watchkeeper
 from watchkeeper.clusters.inventory import NodeInventory
+from watchkeeper.hub import fleet_gpus, fleet_layout, holders
 from watchkeeper.kit.own_metrics import Registry
 from watchkeeper.model.cluster import ClusterView, ScheduledNode
 from watchkeeper.model.fleet import Gpu, Node
@@ -23,7 +24,7 @@ from watchkeeper.model.workloads import ScheduledWorkload, Workload, WorkloadKin
 from watchkeeper.scrape.fleet import ScrapedInventory
 from watchkeeper.scrape.jobs import ScrapeJob, build_target
 from watchkeeper.scrape.target_loop import TargetHealth, TargetState
-from watchkeeper.web.fleet import cluster_api, holders
+from watchkeeper.web.fleet import cluster_api
 
 HELD_NODE = "gpu-r01-01"
 
@@ -201,7 +202,9 @@ def target(node: Node, health: TargetHealth, error: str | None = None) -> Target
 
 
 def states(known: ScrapedInventory, *targets: TargetState) -> dict[str, tuple[str, str]]:
-    facts = cluster_api.NodeListSources(known, targets, [], holders.GpuHolders(), [])
+    reporting = frozenset(gpu.gpu.uuid for gpu in known.gpus())
+    sources = fleet_gpus.FleetGpuSources(fleet_layout.current_layout(known), reporting, holders.GpuHolders())
+    facts = cluster_api.NodeListSources(known, targets, [], fleet_gpus.decide_states(sources), [])
     return {line.name: (line.state.value, line.why) for line in cluster_api.build_node_list(facts)}
 
 

@@ -17,6 +17,7 @@ import click
 from watchkeeper.cli import terminal
 from watchkeeper.client.address import DEFAULT_URL
 from watchkeeper.kit import durations
+from watchkeeper.model.gpu_states import GpuCounts
 from watchkeeper.net import access
 
 if TYPE_CHECKING:
@@ -175,6 +176,14 @@ def unmapped_lines(counts: Mapping[str, int]) -> list[str]:
     """A line that counts nodes without pool, rack or other facts; empty if no fact is missing."""
     missing = ", ".join(f"{fact} of {count}" for fact, count in counts.items() if count)
     return [f"Unmapped: {missing} nodes. Set them in the inventory file (`fleet.inventory`)"] if missing else []
+
+
+def gpu_lines(answer: reading.HubAnswer) -> list[str]:
+    """A line that counts the GPUs of the fleet by state; empty from an older hub."""
+    from watchkeeper.client import reading
+
+    counts = answer.plain.get("gpus")
+    return [] if counts is None else [reading.read_answer(GpuCounts, counts).describe()]
 
 
 print_table = terminal.print_table

@@ -26,6 +26,8 @@ from watchkeeper.model.fleet import Node
 from watchkeeper.model.fleet import NodeInFleet
 from watchkeeper.model.fleet import Place
 from watchkeeper.model.fleet_capacity import FleetCapacity
+from watchkeeper.model.gpu_states import GpuCounts
+from watchkeeper.model.gpu_states import GpuState
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.incidents import IncidentState
 from watchkeeper.model.incidents import Member
@@ -147,6 +149,7 @@ class CapacityAdvice(HubAnswer):
 class CapacityNow(HubAnswer):
     now: datetime
     standing: FleetCapacity
+    gpus: GpuCounts
     waits: tuple[QueueWait, ...]
     use: CurrentUse
     rightsizing: tuple[RightsizingAdvice, ...]
@@ -210,6 +213,7 @@ class NodeList(HubAnswer):
     schedulers: tuple[ClusterSchedulerStatus, ...]
     unmapped: Mapping[str, int]
     problem: str | None
+    gpus: GpuCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -580,6 +584,7 @@ class GpuDetail(HubAnswer):
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IncidentList(HubAnswer):
     incidents: tuple[IncidentCard, ...]
+    has_more: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -594,6 +599,7 @@ class Status(HubAnswer):
     simulated: bool
     dollars_per_gpu_hour: float | None
     currency: str
+    gpus: GpuCounts
     docs_url: str | None
     rules: ReloadOutcome
     colours: Mapping[str, ColourScale]
@@ -630,6 +636,7 @@ class EventCount(HubAnswer):
 class EventHistory(HubAnswer):
     now: datetime
     days: int
+    since: datetime
     total: int
     events: tuple[HistoryEvent, ...]
     counts: tuple[EventCount, ...]
@@ -782,8 +789,10 @@ class NamedIncident(HubAnswer):
 class JobList(HubAnswer):
     jobs: tuple[JobLine, ...]
     total: int
+    states: Mapping[str, int]
     unmapped: Mapping[str, int]
     problems: tuple[str, ...]
+    gpus: GpuCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -1644,7 +1653,7 @@ class WhatIf(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GpuAndHolders(HubAnswer):
-    """A GPU and its holders; `reason` says why it has none."""
+    """A GPU, its state and its holders; `reason` says why it has none."""
 
     uuid: str
     index: int | None
@@ -1655,6 +1664,7 @@ class GpuAndHolders(HubAnswer):
     holders: tuple[GpuHolder, ...]
     reason: str
     incidents: tuple[IncidentSummary, ...]
+    state: GpuState | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -54,17 +54,30 @@ class FleetPrices:
             self._of_fleet = (revision, book, mean)
         return self._of_fleet[2]
 
-    def _mean(self, book: prices.PriceBook, nodes: Collection[str] | None) -> MeanPrice | None:
-        """The mean price of the GPUs of these nodes, or of all; None without a GPU of a known model."""
+    async def by_model(self) -> dict[tuple[str, str], MeanPrice]:
+        """The price of each GPU model and pool of the fleet; without those that have none."""
+        try:
+            book = await asyncio.to_thread(self.book)
+        except PackError:
+            return {}
+        rates = {key: book.rate(*key) for key in self._count_models(None)}
+        return {key: MeanPrice(rate.per_gpu_hour, book.currency) for key, rate in rates.items() if rate is not None}
+
+    def _count_models(self, nodes: Collection[str] | None) -> Counter[tuple[str, str]]:
+        """The number of GPUs of each known model and pool, on these nodes or on all."""
         pools = {node.name: node.pool for node in self._fleet.nodes()}
-        gpus = Counter(
+        return Counter(
             (view.gpu.model, pools.get(view.node, ""))
             for view in self._fleet.gpus()
             if view.gpu.model and (nodes is None or view.node in nodes)
         )
+
+    def _mean(self, book: prices.PriceBook, nodes: Collection[str] | None) -> MeanPrice | None:
+        """The mean price of the GPUs of these nodes, or of all; None without a GPU of a known model."""
+        gpus = self._count_models(nodes)
         if not gpus:
             return None
-        rates = [(book.rate(model or "", pool), count) for (model, pool), count in gpus.items()]
+        rates = [(book.rate(*key), count) for key, count in gpus.items()]
         if any(rate is None for rate, _ in rates):
             return MeanPrice(None, book.currency)
         total = sum(rate.per_gpu_hour * count for rate, count in rates if rate is not None)

@@ -14,6 +14,8 @@ from typing import Any
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import (
     backends,
+    fleet_gpus,
+    fleet_prices,
     fleet_state,
     incident_service,
     journal_reader,
@@ -69,8 +71,6 @@ class Hub:
             loops=self.loops,
         )
         silences = incident_service.SilenceService(runtime, self.current)
-        fleet, incidents, current = self.fleet, self.incidents, self.current
-        self.own_series = own_series.OwnSeries(runtime, samples, fleet=fleet, incidents=incidents, current=current)
         self._health = services.HubHealth(
             [
                 lambda: self.leadership.not_leading_reason,
@@ -86,6 +86,15 @@ class Hub:
             ],
         )
         self.services = self._build_services(silences, simulator_url)
+        self.own_series = own_series.OwnSeries(
+            runtime,
+            samples,
+            fleet=self.fleet,
+            incidents=self.incidents,
+            current=self.current,
+            gpus=fleet_gpus.FleetGpus(self.services),
+            prices=fleet_prices.FleetPrices(self.services),
+        )
 
     def open(self) -> None:
         """Restore the state from the journal; the samples must be open. A failure releases everything."""

@@ -5,6 +5,7 @@ Each process has one `Registry`; stages get the metrics that they change, never 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 # Metrics that were renamed after release 0.1: each is also exposed under its old name until release 0.3.
@@ -37,6 +38,10 @@ class Metric:
 
     def set(self, value: float, **labels: str) -> None:
         self.values[tuple(sorted(labels.items()))] = value
+
+    def set_all(self, values: Mapping[LabelPairs, float]) -> None:
+        """Replace all values, so that label sets that ended are no longer exposed."""
+        self.values = {tuple(sorted(labels)): value for labels, value in values.items()}
 
     def get(self, **labels: str) -> float:
         return self.values.get(tuple(sorted(labels.items())), 0.0)

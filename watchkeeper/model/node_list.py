@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+
+from watchkeeper.model.gpu_states import GpuCounts
 
 
 class NodeState(StrEnum):
@@ -56,7 +58,8 @@ class NodeService:
 class NodeLine:
     """One node. `unmapped` lists missing inventory fields; `holders` includes holders that only a scheduler reports.
 
-    `service` is None if neither a scheduler nor a repair reports the node.
+    `service` is None if neither a scheduler nor a repair reports the node. `gpus_seen` is the number of GPUs that
+    report now, and `gpus` counts all of them by state.
     """
 
     cluster: str
@@ -76,3 +79,4 @@ class NodeLine:
     last_seen: datetime | None
     sources: str
     service: NodeService | None = None
+    gpus: GpuCounts = field(default_factory=GpuCounts)

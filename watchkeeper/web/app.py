@@ -17,6 +17,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
+from watchkeeper.hub.fleet_gpus import FleetGpus
 from watchkeeper.hub.fleet_prices import FleetPrices
 from watchkeeper.hub.services import Services
 from watchkeeper.web import login, openapi, pages
@@ -64,13 +65,13 @@ def create_app(hub: Services, auth: Auth | AuthFiles, *, live_interval_seconds: 
     runtime = hub.runtime
     auth_files = auth if isinstance(auth, AuthFiles) else AuthFiles(auth)
     gate = Gate(runtime, auth_files, is_evaluating=lambda: hub.rules.is_evaluating)
-    fleet_prices = FleetPrices(hub)
+    fleet_prices, gpus = FleetPrices(hub), FleetGpus(hub)
     incident_cards, reports = incident_reports.IncidentCards(hub), incident_reports.IncidentReports(hub, fleet_prices)
-    snapshots = fleet_snapshot.FleetSnapshots(hub)
+    snapshots = fleet_snapshot.FleetSnapshots(hub, gpus)
     interval_seconds = live_interval_seconds or runtime.settings.fleet.scrape_interval_seconds
-    live = LiveUpdates(hub, cards=incident_cards, snapshots=snapshots, interval_seconds=interval_seconds)
+    live = LiveUpdates(hub, cards=incident_cards, snapshots=snapshots, gpus=gpus, interval_seconds=interval_seconds)
     explain = explain_api.ExplainApi(hub)
-    capacity, jobs = capacity_api.CapacityApi(hub), jobs_api.JobsApi(hub, fleet_prices)
+    capacity, jobs = capacity_api.CapacityApi(hub, gpus), jobs_api.JobsApi(hub, fleet_prices, gpus)
     advice = advice_hook.AdviceWebhook(runtime, hub.health, make=capacity.advise)
     table = endpoints_of(
         HubApi(hub),
@@ -82,11 +83,13 @@ def create_app(hub: Services, auth: Auth | AuthFiles, *, live_interval_seconds: 
         slo_api.SloApi(hub),
         explore_api.ExploreApi(runtime, hub.queries),
         rules_api.RulesApi(hub),
-        fleet_api.FleetApi(hub, cards=incident_cards, reports=reports, snapshots=snapshots, fleet_prices=fleet_prices),
+        fleet_api.FleetApi(
+            hub, cards=incident_cards, reports=reports, snapshots=snapshots, fleet_prices=fleet_prices, gpus=gpus
+        ),
         history_api.HistoryApi(hub),
         topology_api.TopologyApi(hub),
         fabric_api.FabricApi(hub),
-        cluster_api.ClusterApi(hub),
+        cluster_api.ClusterApi(hub, gpus),
         explain,
         job_page_api.JobPageApi(hub, jobs, explain),
         orders_api.OrdersApi(hub),

@@ -19,13 +19,13 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from watchkeeper.errors import WatchkeeperError
-from watchkeeper.hub import services
+from watchkeeper.hub import fleet_layout, services
+from watchkeeper.hub.fleet_gpus import FleetGpus
 from watchkeeper.kit import clock, wire
 from watchkeeper.kit.logs import fields
 from watchkeeper.query import engine
-from watchkeeper.scrape import status_series
 from watchkeeper.web.endpoint import get
-from watchkeeper.web.fleet import fleet_layout, fleet_snapshot, frames
+from watchkeeper.web.fleet import fleet_snapshot, frames
 from watchkeeper.web.incidents.incident_reports import IncidentCards
 
 log = logging.getLogger(__name__)
@@ -99,14 +99,15 @@ class LiveUpdates:
         *,
         cards: IncidentCards,
         snapshots: fleet_snapshot.FleetSnapshots,
+        gpus: FleetGpus,
         interval_seconds: float,
     ) -> None:
-        self._runtime, self._queries, self._journal, self._fleet = hub.runtime, hub.queries, hub.journal, hub.fleet
+        self._runtime, self._queries, self._journal = hub.runtime, hub.queries, hub.journal
         self._cards, self._snapshots, self._interval_seconds = cards, snapshots, interval_seconds
-        self._services = hub.node_services
+        self._services, self._gpus = hub.node_services, gpus
         self._viewers: set[Mailbox] = set()
         self._newest: tuple[float, LiveFrame] | None = None
-        self._drawn_version = ""
+        self._drawn_key: object = None
         self._wake = asyncio.Event()
         self._gauge = hub.runtime.metrics.gauge("watchkeeper_web_viewers", "Browsers with a live connection")
         self._frames = hub.runtime.metrics.counter(
@@ -217,8 +218,7 @@ class LiveUpdates:
             self._wake.clear()
             if self._viewers:
                 await self._draw_frames(
-                    renew_snapshot=self._has_inventory_changed()
-                    or self._snapshots.age_seconds() >= MAX_HOLDERS_AGE_SECONDS
+                    renew_snapshot=self._has_fleet_changed() or self._snapshots.age_seconds() >= MAX_HOLDERS_AGE_SECONDS
                 )
                 await asyncio.sleep(MIN_FRAME_INTERVAL_SECONDS)
             elif self._needs_frame():
@@ -227,29 +227,31 @@ class LiveUpdates:
     def _needs_frame(self) -> bool:
         """Whether the frame for the next viewer is too old, or the inventory has changed since it was drawn."""
         age = self._age_seconds()
-        return age >= UNWATCHED_FRAME_SECONDS or (age >= self._interval_seconds and self._has_inventory_changed())
+        return age >= UNWATCHED_FRAME_SECONDS or (age >= self._interval_seconds and self._has_fleet_changed())
 
-    def _has_inventory_changed(self) -> bool:
-        return fleet_layout.current_layout(self._fleet).version != self._drawn_version
+    def _has_fleet_changed(self) -> bool:
+        """Whether the inventory has changed, or a target began or ceased to answer, since the newest frame."""
+        return self._gpus.sources_key() != self._drawn_key
 
     async def _draw_frames(self, *, renew_snapshot: bool) -> None:
-        layout, now = fleet_layout.current_layout(self._fleet), self._runtime.clock.now()
+        sources_key, gpu_states, now = self._gpus.sources_key(), await self._gpus.load(), self._runtime.clock.now()
+        layout = gpu_states.layout
         at_ms = clock.to_ms(now)
         results = {
             name: await self._query(expr, at_ms)
             for name, expr in (
                 ("work", frames.WORK_EXPR),
+                ("activity", frames.ACTIVITY_EXPR),
                 ("gpu_util", frames.COLOURS["gpu_util"].expr),
                 ("power", frames.COLOURS["power"].expr),
                 ("throttle", frames.THROTTLE_EXPR),
-                ("mig_instances", status_series.MIG_MEMORY),
             )
         }
-        new_snapshot = await self._snapshots.build(layout) if renew_snapshot else None
+        new_snapshot = await self._snapshots.build(gpu_states) if renew_snapshot else None
         open_incidents = await self._journal.read(self._journal.incidents)
-        readings = frames.FrameReadings(**results, holders=self._fleet.workload_labels())
+        readings = frames.FrameReadings(**results)
         services = self._services()
-        content = await asyncio.to_thread(frames.draw_frame, layout, readings, open_incidents, services)
+        content = await asyncio.to_thread(frames.draw_frame, gpu_states, readings, open_incidents, services)
         header = {"kind": "frame", "at": wire.format_time(now), "version": layout.version}
         for name in self._viewed_colours():
             colour = frames.find_colour(name)
@@ -259,7 +261,7 @@ class LiveUpdates:
             self._frames.add(colour=name if name in frames.COLOURS else "other")
             if new_snapshot is not None:
                 self._snapshots.set_cached(new_snapshot)
-                self._drawn_version, new_snapshot = layout.version, None
+                self._drawn_key, new_snapshot = sources_key, None
             frame = LiveFrame(packed, self._snapshots.newest_for(layout.version))
             if name == frames.DEFAULT_COLOUR:
                 self._newest = (now.timestamp(), frame)

@@ -85,6 +85,9 @@ const ENTRY_NAMES: Record<string, string> = { joined: "signal added", ended: "si
 export const entryName = (kind: string) => ENTRY_NAMES[humanise(kind)] ?? humanise(kind);
 export const plural = (n: number, noun: string) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
 
+/** `5`, or `at least 1,000` where the true number is not known. */
+export const countAtLeast = (n: number, hasMore: boolean) => (hasMore ? `at least ${count(n)}` : count(n));
+
 /** `5`, or `3 of 5` if not all are shown. */
 export const countOfTotal = (shown: number, all: number) =>
   shown < all ? `${count(shown)} of ${count(all)}` : count(shown);

@@ -57,9 +57,19 @@ function retry(): void {
   setTimeout(connect, retryMs);
   retryMs = Math.min(retryMs * 1.7, 8000);
 }
-function applyMessage(message: FleetChange | { kind: "incidents"; at: string; open: Card[]; closed: Card[] }): void {
-  if (message.kind === "incidents") setState({ open: message.open, closed: message.closed, updatedAt: message.at });
-  else if (message.kind === "fleet") applyChange(message);
+interface IncidentsMessage {
+  kind: "incidents";
+  at: string;
+  open: Card[];
+  closed: Card[];
+  open_total: number;
+  has_more: boolean;
+}
+function applyMessage(message: FleetChange | IncidentsMessage): void {
+  if (message.kind === "incidents") {
+    const openTotal = { incidents: message.open_total, hasMore: message.has_more };
+    setState({ open: message.open, openTotal, closed: message.closed, updatedAt: message.at });
+  } else if (message.kind === "fleet") applyChange(message);
 }
 /** The fleet that belongs to the next frame, and the latest frame: both are shown together. */
 let pendingFleet: Fleet | undefined;

@@ -1,6 +1,6 @@
 // Message types of the live socket: changes and frames of the fleet.
 
-import type { Fleet, FleetNode } from "./types";
+import type { Fleet, FleetNode, GpuCounts } from "./types";
 
 export interface FleetChange extends Omit<Fleet, "nodes"> {
   kind: "fleet";
@@ -10,6 +10,7 @@ export interface FleetChange extends Omit<Fleet, "nodes"> {
 
 export interface Summary {
   gpus: number;
+  gpu_states: GpuCounts;
   working_percent: number | null;
   gpu_util_percent: number | null;
   allocated_percent: number | null;
@@ -27,6 +28,7 @@ export interface Summary {
   silent: number;
   held_idle: number;
   unknown: number;
+  cordoned: number;
 }
 
 export interface Frame {

@@ -8,4 +8,5 @@ export const STATES = [
   { name: "silent", glyph: "–", text: "not reporting" },
   { name: "held_idle", glyph: "○", text: "allocated, idle" },
   { name: "unknown", glyph: "·", text: "unknown" },
+  { name: "cordoned", glyph: "⊘", text: "on a cordoned node" },
 ] as const;

@@ -10,6 +10,8 @@ export interface State {
   frame?: Frame;
   open?: Card[];
   closed?: Card[];
+  /** The number of open incidents, of which `open` has the most severe. */
+  openTotal?: { incidents: number; hasMore: boolean };
   link: "connecting" | "live" | "lost";
   updatedAt?: string;
   signIn: boolean;

@@ -114,6 +114,7 @@ export interface CapacityAdvice {
 export interface CapacityNow {
   now: string;
   standing: FleetCapacity;
+  gpus: GpuCounts;
   waits: QueueWait[];
   use: CurrentUse;
   rightsizing: RightsizingAdvice[];
@@ -164,6 +165,7 @@ export interface NodeList {
   schedulers: ClusterSchedulerStatus[];
   unmapped: Record<string, number>;
   problem: string | null;
+  gpus: GpuCounts;
 }
 /** When a scheduler was last read, and its problem if it cannot be read. */
 export interface ClusterSchedulerStatus {
@@ -537,6 +539,7 @@ export interface GpuDetail {
 }
 export interface IncidentList {
   incidents: Card[];
+  has_more: boolean;
 }
 export interface Status {
   version: string;
@@ -549,6 +552,7 @@ export interface Status {
   simulated: boolean;
   dollars_per_gpu_hour: number | null;
   currency: string;
+  gpus: GpuCounts;
   docs_url: string | null;
   rules: ReloadOutcome;
   colours: Record<string, ColourScale>;
@@ -579,6 +583,18 @@ export interface ShapeCapacity {
   usable_gpus: number;
   stranded_gpus: number;
 }
+/** GPUs by state; the states add up to `gpus`. */
+export interface GpuCounts {
+  gpus: number;
+  allocated: number;
+  free: number;
+  cordoned: number;
+  unhealthy: number;
+  down: number;
+  not_reporting: number;
+  unknown: number;
+}
+export type GpuState = "allocated" | "free" | "cordoned" | "unhealthy" | "down" | "not_reporting" | "unknown";
 export interface GuardRefusal {
   guard: string;
   text: string;
@@ -593,6 +609,7 @@ export interface EventCount {
 export interface EventHistory {
   now: string;
   days: number;
+  since: string;
   total: number;
   events: HistoryEvent[];
   counts: EventCount[];
@@ -903,8 +920,10 @@ export type VerdictStatus = "wrong" | "fine" | "unknown";
 export interface JobList {
   jobs: JobLine[];
   total: number;
+  states: Record<string, number>;
   unmapped: Record<string, number>;
   problems: string[];
+  gpus: GpuCounts;
 }
 export interface ReplicaList {
   replicas: ReplicasAdvice[];
@@ -969,7 +988,7 @@ export interface Statement {
   currency: string;
   page: string;
 }
-/** One node. `unmapped` lists missing inventory fields; `holders` includes holders that only a scheduler reports. `service` is None if neither a scheduler nor a repair reports the node. */
+/** One node. `unmapped` lists missing inventory fields; `holders` includes holders that only a scheduler reports. `service` is None if neither a scheduler nor a repair reports the node. `gpus_seen` is the number of GPUs that report now, and `gpus` counts all of them by state. */
 export interface NodeLine {
   cluster: string;
   name: string;
@@ -988,6 +1007,7 @@ export interface NodeLine {
   last_seen: string | null;
   sources: string;
   service: NodeService | null;
+  gpus: GpuCounts;
 }
 /** `text` says what, and who did it: `cordoned · repair INC-1`; empty in service. `incident`: of our repair. */
 export interface NodeService {
@@ -1656,7 +1676,7 @@ export interface WhatIf {
   assumes: string[];
   problems: PlainProblems;
 }
-/** A GPU and its holders; `reason` says why it has none. */
+/** A GPU, its state and its holders; `reason` says why it has none. */
 export interface GpuAndHolders {
   uuid: string;
   index: number | null;
@@ -1667,6 +1687,7 @@ export interface GpuAndHolders {
   holders: GpuHolder[];
   reason: string;
   incidents: IncidentSummary[];
+  state: GpuState | null;
 }
 /** An open incident in one line. */
 export interface IncidentSummary {

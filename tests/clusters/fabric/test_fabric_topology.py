@@ -20,10 +20,11 @@ from watchkeeper.cli.fleet import topology as command
 from watchkeeper.client import answers, reading
 from watchkeeper.clusters.fabric import fabric_watch
 from watchkeeper.config import settings as config
+from watchkeeper.hub import fleet_layout
 from watchkeeper.kit import wire
 from watchkeeper.model import fleet
 from watchkeeper.model.labels import Labels
-from watchkeeper.web.fleet import fleet_layout, topology
+from watchkeeper.web.fleet import topology
 
 UNMAPPED = "unmapped: leaf of 4, nvlink of 4 nodes. Set them in the inventory file (`fleet.inventory`)"
 

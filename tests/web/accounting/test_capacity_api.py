@@ -76,6 +76,9 @@ def site() -> Iterator[Site]:
             Sample(Labels({"__name__": name, "cluster": "main", "state": state}), at_ms, float(value))
             for (name, state), value in facts.items()
         )
+    for gpu in hub.fleet.fleet_gpus:
+        labels = Labels({"__name__": "DCGM_FI_DEV_GPU_TEMP", "cluster": "main", "UUID": gpu.gpu.uuid})
+        kept.appender.append([Sample(labels, clock.to_ms(START), 50.0)])
     with serving(hub) as running:
         yield running
     kept.close()
@@ -84,8 +87,8 @@ def site() -> Iterator[Site]:
 def test_without_a_scheduler_a_gpu_that_does_not_report_is_out_of_service_and_not_free() -> None:
     hub = SmallHub(racks=1, per_rack=2, clock=ManualClock(START))
     now_ms = clock.to_ms(START)
-    reporting = [replace(gpu, last_seen_ms=now_ms) for gpu in hub.fleet.fleet_gpus]
-    hub.fleet.fleet_gpus = [replace(reporting[0], gone_since_ms=now_ms), *reporting[1:8], *hub.fleet.fleet_gpus[8:]]
+    hub.fleet.fleet_gpus[0] = replace(hub.fleet.fleet_gpus[0], gone_since_ms=now_ms)
+    hub.readings.silent = {gpu.gpu.uuid for gpu in hub.fleet.fleet_gpus[8:]}
     with serving(hub) as running:
         capacity = running.ask("/api/capacity/now?window=1h").json["standing"]
     assert (capacity["gpus"], capacity["in_service_gpus"]) == (16, 7)
@@ -95,14 +98,13 @@ def test_without_a_scheduler_a_gpu_that_does_not_report_is_out_of_service_and_no
 
 def test_of_a_node_whose_scheduler_counts_slices_the_gpus_that_report_are_counted() -> None:
     hub = SmallHub(racks=1, per_rack=2, clock=ManualClock(START))
-    hub.fleet.fleet_gpus = [replace(gpu, last_seen_ms=clock.to_ms(START)) for gpu in hub.fleet.fleet_gpus]
     node_fields = {
         "cluster": hub.fleet.fleet_gpus[0].cluster,
         "source": "kubernetes",
         "is_ready": True,
         "gpu_part": 1 / 7,
     }
-    names = ("gpu-r01-01", "gpu-r01-02", "gpu-r01-03")
+    names = ("gpu-r01-01", "gpu-r01-02")
     nodes = [
         cluster.ScheduledNode(name=name, state="Ready", is_schedulable=name != names[1], gpus=56, **node_fields)  # type: ignore[arg-type]
         for name in names
@@ -112,8 +114,8 @@ def test_of_a_node_whose_scheduler_counts_slices_the_gpus_that_report_are_counte
     )()
     with serving(hub) as running:
         capacity = running.ask("/api/capacity/now?window=1h").json["standing"]
-    assert (capacity["gpus"], capacity["in_service_gpus"]) == (24, 16)
-    assert capacity["out_of_service"] == [["gpu-r01-02", 8, "Ready"]]
+    assert (capacity["gpus"], capacity["in_service_gpus"], capacity["held_gpus"]) == (16, 16, 16)
+    assert capacity["out_of_service"] == [], "the GPUs of the cordoned node are still allocated"
 
 
 def test_demand_is_forecast_by_the_hour_with_its_error_and_a_sentence(site: Site) -> None:

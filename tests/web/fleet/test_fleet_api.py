@@ -71,6 +71,15 @@ def test_an_incident_has_cause_plan_and_timeline(site: Site) -> None:
     assert detail["timeline"][0]["kind"] == "incident.opened"
 
 
+def test_a_list_at_its_limit_says_that_there_are_more_incidents(site: Site) -> None:
+    site.call(stories.lose_gpu, site.hub)
+    assert site.ask("/api/incidents?limit=1").json["has_more"] is False
+    site.call(stories.heat_up, site.hub)
+    limited, all_open = (site.ask(f"/api/incidents?limit={limit}").json for limit in (1, 2))
+    assert (len(limited["incidents"]), limited["has_more"]) == (1, True)
+    assert (len(all_open["incidents"]), all_open["has_more"]) == (2, False)
+
+
 def test_list_and_page_show_the_diagnosed_cause(site: Site) -> None:
     site.call(stories.lose_gpu, site.hub)
     diagnosis = site.hub.journal.diagnoses["INC-1"]

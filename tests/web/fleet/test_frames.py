@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -12,10 +14,11 @@ from tests.web import stories
 from tests.web.canned_engine import answer
 from tests.web.small_fleet import FleetGpu
 from tests.web.small_hub import SmallHub
+from watchkeeper.hub import fleet_gpus, fleet_layout, holders
 from watchkeeper.model import fleet
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.node_list import NodeService, ServiceState
-from watchkeeper.web.fleet import fleet_layout, frames
+from watchkeeper.web.fleet import frames
 from watchkeeper.web.fleet.frames import FrameReadings, GpuMapState
 
 
@@ -27,9 +30,22 @@ def reading(hub: SmallHub, value: float, *, held: bool = False, but: str = "") -
     return answer(labels, [0], np.full((len(labels), 1), value))
 
 
-def draw(hub: SmallHub, **readings: object) -> frames.FrameContent:
-    steady = {"work": reading(hub, 0.7), "power": reading(hub, 500.0)} | readings
-    return frames.draw_frame(fleet_layout.current_layout(hub.fleet), FrameReadings(**steady), hub.journal.incidents())  # type: ignore[arg-type]
+def draw(
+    hub: SmallHub, services: Mapping[fleet.Place, NodeService] = frames.NO_SERVICES, **readings: object
+) -> frames.FrameContent:
+    steady: dict[str, Any] = {"work": reading(hub, 0.7), "power": reading(hub, 500.0)} | readings
+    current = [steady[name] for name in ("power", "gpu_util") if steady.get(name) is not None]
+    labels = [labels for answer in current for labels in answer.frame.labels]
+    held = [holder for one in labels if (holder := holders.holder_from_labels(one)) is not None]
+    sources = fleet_gpus.FleetGpuSources(
+        fleet_layout.current_layout(hub.fleet),
+        frozenset(one["UUID"] for one in labels),
+        holders.GpuHolders({holder.uuid: (holder,) for holder in held}),
+        open_incidents=hub.journal.incidents(),
+        services=services,
+    )
+    states = fleet_gpus.decide_states(sources)
+    return frames.draw_frame(states, FrameReadings(**steady), hub.journal.incidents(), services)
 
 
 def test_racks_and_nodes_are_sorted_naturally() -> None:
@@ -86,7 +102,7 @@ def test_an_allocated_gpu_without_activity_is_held_idle() -> None:
         GpuMapState.HELD_IDLE
     }
     assert set(draw(hub, work=reading(hub, 0.01)).states) == {GpuMapState.OK}
-    assert set(draw(hub, work=reading(hub, 0.9, held=True)).states) == {GpuMapState.OK}
+    assert set(draw(hub, work=reading(hub, 0.9), gpu_util=reading(hub, 90, held=True)).states) == {GpuMapState.OK}
 
 
 def test_the_allocated_share_is_of_the_gpus_that_report() -> None:
@@ -94,9 +110,8 @@ def test_the_allocated_share_is_of_the_gpus_that_report() -> None:
     uuids = [fleet_gpu.gpu.uuid for fleet_gpu in hub.fleet.fleet_gpus]
     power = reading(hub, 70.0, but=uuids[2])
     all_held = draw(hub, power=power, gpu_util=reading(hub, 90.0, held=True, but=uuids[2]))
-    assert (all_held.summary["allocated_percent"], all_held.summary["held"]) == (100.0, 7)
-    assert draw(hub, power=power, gpu_util=reading(hub, 0.0)).summary["allocated_percent"] == 0.0
-    assert draw(hub, power=power, gpu_util=None).summary["allocated_percent"] is None
+    assert (all_held.summary["allocated_percent"], all_held.summary["held"], all_held.summary["free"]) == (100.0, 7, 0)
+    assert draw(hub, power=power).summary["allocated_percent"] == 0.0
 
 
 def test_only_thermal_and_power_brake_reasons_count_as_throttled() -> None:
@@ -141,18 +156,14 @@ def test_an_average_without_current_readings_does_not_make_a_gpu_healthy() -> No
     gone = hub.fleet.fleet_gpus[2].gpu.uuid
     picture = draw(hub, power=reading(hub, 500.0, but=gone), gpu_util=reading(hub, 90.0, but=gone))
     assert (picture.states[2], picture.summary["ok"], picture.summary["silent"]) == (GpuMapState.SILENT, 7, 1)
-    alone = draw(hub, power=None, gpu_util=None)
-    assert alone.summary["ok"] == 8, "an exporter that gives nothing but activity still reports"
 
 
 def test_a_node_out_of_service_is_marked_and_none_of_its_gpus_is_free() -> None:
     hub = SmallHub(racks=1, per_rack=2)
     stories.lose_gpu(hub, node="gpu-r01-02", index=3)
-    layout = fleet_layout.current_layout(hub.fleet)
-    readings = FrameReadings(work=reading(hub, 0.7), power=reading(hub, 500.0), gpu_util=reading(hub, 70.0))  # type: ignore[arg-type]
-    place = next(node.place for node in layout.nodes if node.name == "gpu-r01-02")
+    place = next(node.place for node in hub.fleet.nodes() if node.name == "gpu-r01-02")
     service = NodeService(ServiceState.CORDONED, "cordoned · repair INC-1", "INC-1")
-    picture = frames.draw_frame(layout, readings, hub.journal.incidents(), {place: service})
+    picture = draw(hub, {place: service}, gpu_util=reading(hub, 70.0))
     other = [GpuMapState.OK] * 8
     assert (
         picture.states.tolist() == other + [GpuMapState.CORDONED] * 3 + [GpuMapState.DOWN] + [GpuMapState.CORDONED] * 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from watchkeeper.web.fleet.holders import GpuHolder, GpuHolders
+from watchkeeper.hub.holders import GpuHolder, GpuHolders
 
 HELD = {"GPU-1": (GpuHolder("GPU-1", "n1", "main", "pod", "train", namespace="ml"),)}
 

@@ -76,6 +76,8 @@ def now(answer: answers.CapacityNow) -> Iterator[str]:
         f"{capacity.free_gpus} of {capacity.in_service_gpus} GPUs in service are free, "
         f"{capacity.allocated_gpus} are allocated; the fleet has {capacity.gpus}."
     )
+    if capacity.in_service_gpus != capacity.gpus:
+        yield from options.gpu_lines(answer)
     if capacity.stranded_share:
         largest = capacity.shapes[-1]
         yield (

@@ -200,6 +200,8 @@ def _print_list(lines: Sequence[JobLine], answer: answers.JobList) -> None:
         click.echo("No jobs: no scheduler, exporter or program reports one, or recording rules have not run yet.")
     if answer.total > len(lines):
         click.echo(f"{answer.total - len(lines)} more jobs; show them with --limit")
+    for line in options.gpu_lines(answer):
+        click.echo(line)
     unmapped = answer.unmapped
     if unmapped["jobs"]:
         jobs = f"{terminal.format_count(unmapped['jobs'], 'job')} with {terminal.format_count(unmapped['gpus'], 'GPU')}"

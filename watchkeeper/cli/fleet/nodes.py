@@ -74,6 +74,7 @@ def _summary_lines(answer: answers.NodeList) -> Iterator[str]:
     states = Counter(node.state for node in answer.nodes)
     counts = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in sorted(states.items()))
     yield f"{len(answer.nodes)} of {answer.total} nodes" + (f": {counts}" if counts else "")
+    yield from options.gpu_lines(answer)
     yield from options.unmapped_lines(answer.unmapped)
     for scheduler in answer.schedulers:
         if scheduler.problem:

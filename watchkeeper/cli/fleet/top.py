@@ -87,6 +87,8 @@ def _print_page(page: TopPage, *, no_gpu_text: str) -> None:
         options.print_table(HEADER, [format_cells(row) for row in page.rows])
     if page.total > len(page.rows):
         click.echo(f"{len(page.rows):,} of {page.total:,} GPUs; show more with --lines.")
+    if page.counts:
+        click.echo(page.counts)
     if page.programs:
         click.echo()
         program_rows = []

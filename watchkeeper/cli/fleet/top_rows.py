@@ -88,6 +88,8 @@ class TopPage:
     total: int = 0
     programs: tuple[ProgramLine, ...] = ()
     incidents: tuple[answers.IncidentCard, ...] = ()
+    # Of a hub: all GPUs by state.
+    counts: str = ""
     notes: tuple[str, ...] = ()
     has_problem: bool = False
 

@@ -133,7 +133,8 @@ class TopApp(App[None]):
         last = min(view.offset + len(page.rows), page.total)
         order = f"{view.sort}{' reversed' if view.is_reversed else ''}"
         row_range = f"{view.offset + 1 if page.rows else 0:,}–{last:,} of {page.total:,} GPUs"
-        parts = [page.title, row_range, f"by {order}", *([f"filter: {view.text}"] if view.text else [])]
+        text_filter = f"filter: {view.text}" if view.text else ""
+        parts = filter(None, [page.title, page.counts, row_range, f"by {order}", text_filter])
         head = Text("  ".join(parts), overflow="ellipsis", no_wrap=True)
         if not page.total:
             head.append("  no GPU matches; Esc clears the filter" if view.text else "  no GPUs", style="yellow")

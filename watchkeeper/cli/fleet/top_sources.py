@@ -18,6 +18,7 @@ from watchkeeper.agent import node_facts
 from watchkeeper.agent.attribution import node_holders
 from watchkeeper.agent.gpus.gpu_samples import GpuSample
 from watchkeeper.agent.gpus.sampler import Sampler
+from watchkeeper.cli import options
 from watchkeeper.cli.fleet import top_rows
 from watchkeeper.client import answers
 from watchkeeper.client.hub import Client
@@ -70,6 +71,7 @@ class HubSource:
             f"hub {status.cluster}",
             tuple(self._with_readings(page)),
             len(matching),
+            counts="".join(options.gpu_lines(status)),
             incidents=tuple(sorted(cards, key=_rank_incident)[:MAX_INCIDENTS]),
             notes=(*(f"degraded: {problem}" for problem in status.degraded), *notes),
             has_problem=bool(cards),

@@ -7,10 +7,9 @@ forecast at a time; forecasts are cached for some minutes, because demand is hou
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any, TypedDict
@@ -24,16 +23,16 @@ from watchkeeper.capacity.fleet_capacity import QueueWait
 from watchkeeper.capacity.rightsizing import Repartition, RightsizingAdvice
 from watchkeeper.clusters import inventory
 from watchkeeper.errors import CollectError, QueryError
-from watchkeeper.hub import services
-from watchkeeper.hub.services import GpuView
+from watchkeeper.hub import holders, services
+from watchkeeper.hub.fleet_gpus import FleetGpus, FleetGpuStates
 from watchkeeper.kit import clock, durations, wire
-from watchkeeper.model import cluster, workloads
+from watchkeeper.model import workloads
 from watchkeeper.model.fleet_capacity import FleetCapacity
+from watchkeeper.model.gpu_states import GpuCounts, GpuState
 from watchkeeper.query.engine import QueryRange
 from watchkeeper.web import report_shapes, shapes
 from watchkeeper.web.accounting import workload_use
 from watchkeeper.web.endpoint import QueryParam, check_choice, get, ok_response
-from watchkeeper.web.fleet import holders
 from watchkeeper.workloads import identity
 
 # Window, step and inner step. Twelve weeks contain every seasonality that is modelled. Steps of five minutes replace
@@ -45,8 +44,7 @@ CACHE_SECONDS, MAX_CACHED = 300.0, 16
 MAX_WINDOW_SECONDS = 7 * 86_400
 TOO_YOUNG = "a forecast needs at least 10 minutes of samples of allocated GPUs"
 MAX_ADVICE = 1000
-# The default lookback: a node that answers from time to time still reports.
-MAX_SILENCE_MS, SILENT_REASON = 300_000, "not reporting"
+OUT_OF_SERVICE = tuple(state for state in GpuState if state not in (GpuState.ALLOCATED, GpuState.FREE))
 FORECAST_PARAMS = (
     QueryParam("about", f"What to forecast: {', '.join(demand_queries.DEMAND_KINDS)}. Default: demand."),
     QueryParam("horizon", "Length of the forecast, such as 4w, at most 26w. Default: 7d."),
@@ -66,6 +64,7 @@ class CurrentUse(TypedDict):
 class CapacityNow:
     now: datetime
     capacity: FleetCapacity = wire.json_key("standing")
+    gpus: GpuCounts
     waits: list[QueueWait]
     use: CurrentUse
     rightsizing: list[RightsizingAdvice]
@@ -81,7 +80,8 @@ class CapacityAdvice(TypedDict):
 
 
 class CapacityApi:
-    def __init__(self, hub: services.Services) -> None:
+    def __init__(self, hub: services.Services, gpus: FleetGpus) -> None:
+        self._gpus = gpus
         self._runtime, self._queries, self._fleet, self._views = hub.runtime, hub.queries, hub.fleet, hub.cluster_views
         self._forecast_lock = asyncio.Lock()
         self._cached_forecasts: OrderedDict[tuple[Any, ...], tuple[float, dict[str, Any]]] = OrderedDict()
@@ -152,12 +152,13 @@ class CapacityApi:
     async def get_capacity(self, request: Request) -> CapacityNow:
         """Current capacity: free and fragmented GPUs, queue waits, and rightsizing advice."""
         window, cluster_name = _read_window(request.query_params), request.query_params.get("cluster")
-        capacity, gpu_holders = await self._load_capacity(cluster_name)
-        sizing_advice, used_gpus = await self._load_rightsizing(gpu_holders, window, cluster_name)
+        capacity, states = await self._load_capacity(cluster_name)
+        sizing_advice, used_gpus = await self._load_rightsizing(states.gpu_holders, window, cluster_name)
         now = self._runtime.clock.now()
         return CapacityNow(
             now=now,
             capacity=capacity,
+            gpus=states.count(cluster_name),
             waits=fleet_capacity.queue_waits(await self._load_requests(cluster_name), now=now.timestamp()),
             use=CurrentUse(
                 window=durations.format_seconds(window), held_gpus=capacity.allocated_gpus, used_gpus=used_gpus
@@ -165,7 +166,7 @@ class CapacityApi:
             rightsizing=sorted(sizing_advice, key=lambda sizing: -sizing.saves_gpus)[:MAX_ADVICE],
             repartition=rightsizing.plan_repartitions(sizing_advice),
             unmapped=inventory.count_missing_facts(self._fleet.nodes()),
-            problem=gpu_holders.problem,
+            problem=states.gpu_holders.problem,
         )
 
     @get("/api/capacity/advice", *FORECAST_PARAMS, WINDOW_PARAM, response=CapacityAdvice)
@@ -176,47 +177,15 @@ class CapacityApi:
     async def advise(self, params: Mapping[str, str]) -> dict[str, Any]:
         """The scaling advice without the forecast."""
         forecast, cluster_name = await self._forecast(params), params.get("cluster")
-        capacity, gpu_holders = await self._load_capacity(cluster_name)
-        sizing_advice, _ = await self._load_rightsizing(gpu_holders, _read_window(params), cluster_name)
+        capacity, states = await self._load_capacity(cluster_name)
+        sizing_advice, _ = await self._load_rightsizing(states.gpu_holders, _read_window(params), cluster_name)
         capacity_advice = advice.advise_on_capacity(capacity, rightsizing.plan_repartitions(sizing_advice))
         all_advice = [*forecast.get("advice", ()), *wire.to_plain(capacity_advice)]
         return {"now": self._runtime.clock.now(), "sentence": forecast.get("sentence"), "advice": all_advice}
 
-    async def _load_capacity(self, cluster_name: str | None) -> tuple[FleetCapacity, holders.GpuHolders]:
-        gpu_holders = await holders.load_holders(self._queries)
-        return fleet_capacity.summarise_capacity(self._node_capacities(gpu_holders, cluster_name)), gpu_holders
-
-    def _node_capacities(
-        self, gpu_holders: holders.GpuHolders, cluster_name: str | None
-    ) -> list[fleet_capacity.NodeCapacity]:
-        """Every node that has GPUs, as its scheduler reports it, or else as its samples show it."""
-        capacities: dict[tuple[str, str], fleet_capacity.NodeCapacity] = {}
-        gpus_by_node: dict[tuple[str, str], list[GpuView]] = {}
-        for gpu in self._fleet.gpus():
-            gpus_by_node.setdefault((gpu.cluster, gpu.node), []).append(gpu)
-        for (node_cluster, name), gpus in gpus_by_node.items():
-            # The holder of a GPU that does not report is unknown, so the GPU is not free.
-            seen_after_ms = self._now_ms() - MAX_SILENCE_MS
-            reporting = [gpu for gpu in gpus if gpu.gone_since_ms is None and gpu.last_seen_ms >= seen_after_ms]
-            allocated = sum(bool(gpu_holders.by_gpu.get(gpu.gpu.uuid)) for gpu in reporting)
-            lost = len(gpus) - len(reporting)
-            capacities[node_cluster, name] = fleet_capacity.NodeCapacity(
-                name, len(gpus), allocated, unavailable_reason=SILENT_REASON * bool(lost), lost=lost
-            )
-        for view in self._views():
-            allocated_by_node: dict[str, int] = {}
-            for work in view.workloads:
-                for node_name, count in work.nodes.items():
-                    allocated_by_node[node_name] = allocated_by_node.get(node_name, 0) + count
-            for node in view.nodes:
-                if node.gpus:
-                    place, allocated = (node.cluster, node.name), allocated_by_node.get(node.name, 0)
-                    capacities[place] = _scheduled_capacity(node, allocated, scraped=capacities.get(place))
-        return [
-            node
-            for (node_cluster, _), node in sorted(capacities.items())
-            if cluster_name is None or node_cluster == cluster_name
-        ]
+    async def _load_capacity(self, cluster_name: str | None) -> tuple[FleetCapacity, FleetGpuStates]:
+        states = await self._gpus.load()
+        return fleet_capacity.summarise_capacity(_node_capacities(states, cluster_name)), states
 
     async def _load_requests(self, cluster_name: str | None) -> list[fleet_capacity.WaitingRequest]:
         """The requests for GPUs of schedulers, and the pending pods of kube-state-metrics."""
@@ -251,19 +220,21 @@ class CapacityApi:
         return clock.to_ms(self._runtime.clock.now())
 
 
-def _scheduled_capacity(
-    node: cluster.ScheduledNode, allocated_slots: int, *, scraped: fleet_capacity.NodeCapacity | None
-) -> fleet_capacity.NodeCapacity:
-    is_in_service = node.is_schedulable and node.is_ready is not False
-    why_not = "" if is_in_service else node.reason or node.state
-    # A scheduler that counts MIG instances or shares does not name their GPUs; the samples do.
-    if node.gpu_part != 1 and scraped is not None:
-        return replace(scraped, is_in_service=is_in_service, unavailable_reason=why_not or scraped.unavailable_reason)
-    counted = node.gpus if node.gpus is not None else node.allocatable_gpus or 0
-    gpus = round(counted * node.gpu_part)
-    lost = 0 if node.allocatable_gpus is None else max(0, gpus - round(node.allocatable_gpus * node.gpu_part))
-    allocated = math.ceil(allocated_slots * node.gpu_part)
-    return fleet_capacity.NodeCapacity(node.name, gpus, allocated, is_in_service, why_not, lost=lost)
+def _node_capacities(states: FleetGpuStates, cluster_name: str | None) -> list[fleet_capacity.NodeCapacity]:
+    """Every node that has GPUs; GPUs that are neither allocated nor free are lost to new jobs."""
+    capacities = []
+    for key in sorted(states.layout.slots_by_node):
+        counts, schedule = states.count_node(key), states.schedules.get(key)
+        if not counts.gpus or cluster_name not in (None, key[0]):
+            continue
+        lost = counts.gpus - counts.allocated - counts.free
+        out_of_service = {state: getattr(counts, state.value) for state in OUT_OF_SERVICE}
+        why = ", ".join(state.replace("_", " ") for state, count in out_of_service.items() if count)
+        if schedule is not None and not schedule.is_in_service:
+            why = schedule.node.reason or schedule.node.state
+        node = fleet_capacity.NodeCapacity(key[1], counts.gpus, counts.allocated, unavailable_reason=why, lost=lost)
+        capacities.append(node)
+    return capacities
 
 
 def _read_seconds(text: str, name: str, max_seconds: float) -> float:

@@ -14,13 +14,12 @@ from starlette.requests import Request
 
 from watchkeeper.capacity import hub_jobs, jobs, replay, simulated_fleet, whatif
 from watchkeeper.errors import WatchkeeperError
-from watchkeeper.hub import services
+from watchkeeper.hub import fleet_layout, services
 from watchkeeper.kit import clock, durations
 from watchkeeper.model import fleet
 from watchkeeper.query.engine import QueryRange
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import check_choice, post, read_json_object
-from watchkeeper.web.fleet import fleet_layout
 from watchkeeper.web.shedding import replay_limit
 
 # A line of sacct has about 120 bytes: enough for 60,000 jobs.

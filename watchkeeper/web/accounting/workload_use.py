@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from watchkeeper.capacity import demand_queries, rightsizing
 from watchkeeper.catalogue import mig
+from watchkeeper.hub import holders
 from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import durations
 from watchkeeper.model import fleet
 from watchkeeper.model.labels import Labels
-from watchkeeper.web.fleet import holders
 
 # Each window is a quarter of the previous one, at least ten minutes: 1 d, 6 h, 90 min, 22 min.
 WINDOW_DIVISOR, MIN_WINDOW_SECONDS = 4, 600.0

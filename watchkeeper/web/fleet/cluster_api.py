@@ -19,19 +19,21 @@ from starlette.requests import Request
 
 from watchkeeper.clusters import inventory
 from watchkeeper.clusters.inventory import UNMAPPED
-from watchkeeper.hub import services
+from watchkeeper.hub import holders, services
+from watchkeeper.hub.fleet_gpus import FleetGpus, FleetGpuStates
+from watchkeeper.hub.fleet_layout import natural_sort_key
 from watchkeeper.hub.services import FleetProtocol, GpuView
 from watchkeeper.incidents import signals
 from watchkeeper.kit import clock, wire
 from watchkeeper.model import cluster, fleet, incidents
 from watchkeeper.model.fleet import Place
+from watchkeeper.model.gpu_states import GpuCounts
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.node_list import NodeLine, NodeService, NodeState, ServiceState
 from watchkeeper.model.node_list import SchedulerStatus as NodeStatus
 from watchkeeper.scrape import scrape, target_loop
 from watchkeeper.web.endpoint import QueryParam, get
-from watchkeeper.web.fleet import holders, who
-from watchkeeper.web.fleet.fleet_layout import natural_sort_key
+from watchkeeper.web.fleet import who
 
 MAX_NAME_CHARACTERS = 300
 MAX_INCIDENTS = 1000
@@ -54,6 +56,7 @@ class NodeList(TypedDict):
     schedulers: list[SchedulerStatus]
     unmapped: dict[str, int]
     problem: str | None
+    gpus: GpuCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +69,8 @@ class Who:
 
 
 class ClusterApi:
-    def __init__(self, hub: services.Services) -> None:
-        self._runtime, self._queries, self._journal, self._fleet = hub.runtime, hub.queries, hub.journal, hub.fleet
+    def __init__(self, hub: services.Services, gpus: FleetGpus) -> None:
+        self._runtime, self._journal, self._fleet, self._gpus = hub.runtime, hub.journal, hub.fleet, gpus
         self._targets, self._clusters, self._views = hub.targets, hub.clusters, hub.cluster_views
         self._services = hub.node_services
 
@@ -81,8 +84,8 @@ class ClusterApi:
         pool = request.query_params.get("pool")
         # The table shows `never seen` for `never_seen`; both are accepted.
         state = request.query_params.get("state", "").strip().replace(" ", "_") or None
-        gpu_holders = await holders.load_holders(self._queries)
-        lines = await self._build_lines(gpu_holders)
+        gpu_states = await self._gpus.load()
+        lines = await self._build_lines(gpu_states)
         states = {status.state for line in lines for status in line.scheduler} | set(NodeState) | set(ServiceState)
         if state is not None and state not in states:
             raise HTTPException(400, f"unknown state `{state[:40]}`; the states are {', '.join(sorted(states))}")
@@ -102,7 +105,8 @@ class ClusterApi:
                 SchedulerStatus(source=view.source, at_ms=view.at_ms, problem=view.problem) for view in self._views()
             ],
             unmapped=dict(sorted(Counter(chain.from_iterable(line.unmapped for line in lines)).items())),
-            problem=gpu_holders.problem,
+            problem=gpu_states.gpu_holders.problem,
+            gpus=gpu_states.count(),
         )
 
     @get(
@@ -117,11 +121,11 @@ class ClusterApi:
                 f"`name` must be a GPU, node, pod, job, user or team, with at most {MAX_NAME_CHARACTERS} "
                 "printable characters",
             )
-        gpu_holders = await holders.load_holders(self._queries)
-        lines = await self._build_lines(gpu_holders)
+        gpu_states = await self._gpus.load()
+        lines = await self._build_lines(gpu_states)
         mapping = None if self._clusters is None else self._clusters.inventory
         open_incidents = await self._open_incidents()
-        sources = who.HolderSources(self._fleet, lines, gpu_holders, self._views(), open_incidents, mapping)
+        sources = who.HolderSources(self._fleet, lines, gpu_states, self._views(), open_incidents, mapping)
         matches = await asyncio.to_thread(who.find_holders, name, sources)
         if not (matches.gpus or matches.nodes or matches.workloads):
             raise HTTPException(404, f"no GPU, node, pod, job, user or team has the name `{name[:60]}`")
@@ -129,9 +133,9 @@ class ClusterApi:
             name=name, gpus=matches.gpus, nodes=matches.nodes, workloads=matches.workloads, omitted=matches.omitted
         )
 
-    async def _build_lines(self, gpu_holders: holders.GpuHolders) -> list[NodeLine]:
+    async def _build_lines(self, gpu_states: FleetGpuStates) -> list[NodeLine]:
         targets, open_incidents = self._targets.targets(), await self._open_incidents()
-        sources = NodeListSources(self._fleet, targets, self._views(), gpu_holders, open_incidents, self._services())
+        sources = NodeListSources(self._fleet, targets, self._views(), gpu_states, open_incidents, self._services())
         # In a thread: a large fleet would block the event loop.
         return await asyncio.to_thread(build_node_list, sources)
 
@@ -151,7 +155,7 @@ class NodeListSources:
     fleet: FleetProtocol
     targets: Sequence[scrape.TargetState]
     views: Sequence[cluster.ClusterView]
-    gpu_holders: holders.GpuHolders
+    gpu_states: FleetGpuStates
     open_incidents: Sequence[incidents.Incident]
     services: Mapping[Place, NodeService] = field(default_factory=dict)
 
@@ -179,13 +183,14 @@ def build_node_list(sources: NodeListSources) -> list[NodeLine]:
             node,
             gpus_by_node[key],
             targets_by_node[key],
+            sources.gpu_states.count_node(key),
             gone_since_ms=gone[key][1] if key in gone else None,
             workloads=workloads_by_node.get(key, ()),
             statuses=statuses_by_node.get(key, ()),
             service=sources.services.get(node.place),
             incident_ids=tuple(dict.fromkeys(id for place in places for id in incidents_by_place.get(place, ()))),
         )
-        lines.append(_build_line(node_facts, sources.gpu_holders))
+        lines.append(_build_line(node_facts, sources.gpu_states.gpu_holders))
     return sorted(lines, key=lambda line: (line.state is NodeState.GONE, natural_sort_key(line.name), line.cluster))
 
 
@@ -194,6 +199,7 @@ class _NodeFacts:
     node: fleet.Node
     gpus: Sequence[GpuView]
     targets: Sequence[scrape.TargetState]
+    counts: GpuCounts
     gone_since_ms: int | None
     workloads: Sequence[str] = ()
     statuses: tuple[NodeStatus, ...] = ()
@@ -218,7 +224,7 @@ def _build_line(node_facts: _NodeFacts, gpu_holders: holders.GpuHolders) -> Node
         leaf=node.domains.get("leaf", ""),
         nvlink_domain=node.domains.get("nvlink", ""),
         unmapped=tuple(inventory.missing_facts(node)),
-        gpus_seen=len(present),
+        gpus_seen=node_facts.counts.reporting,
         gpus_expected=node.expected_gpus,
         scheduler=node_facts.statuses,
         holders=tuple(workload_names),
@@ -226,12 +232,13 @@ def _build_line(node_facts: _NodeFacts, gpu_holders: holders.GpuHolders) -> Node
         last_seen=None if last_seen_ms is None else clock.from_ms(last_seen_ms),
         sources=node.source,
         service=node_facts.service,
+        gpus=node_facts.counts,
     )
 
 
 def judge_node(node_facts: _NodeFacts) -> tuple[NodeState, str]:
     """The state of a node and its reason."""
-    node, present = node_facts.node, [gpu for gpu in node_facts.gpus if gpu.gone_since_ms is None]
+    node, reporting = node_facts.node, node_facts.counts.reporting
     if node_facts.gone_since_ms is not None:
         gone_since = clock.from_ms(node_facts.gone_since_ms)
         return NodeState.GONE, f"not in the inventory since {gone_since:%Y-%m-%d %H:%M:%S}Z"
@@ -245,8 +252,8 @@ def judge_node(node_facts: _NodeFacts) -> tuple[NodeState, str]:
         if node.expected_gpus == 0:
             return NodeState.UP, "no GPUs, as expected"
         return NodeState.NEVER_SEEN, "scraped, but it has not reported a GPU yet"
-    if node.expected_gpus is not None and len(present) < node.expected_gpus:
-        return NodeState.SHORT, f"{len(present)} of {node.expected_gpus} GPUs report"
+    if reporting < node_facts.counts.gpus:
+        return NodeState.SHORT, f"{reporting} of {node_facts.counts.gpus} GPUs report"
     return NodeState.UP, "" if node.expected_gpus is not None else "the expected number of GPUs is unknown"
 
 

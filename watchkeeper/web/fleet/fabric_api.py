@@ -17,7 +17,8 @@ from starlette.requests import Request
 
 from watchkeeper.catalogue import tables
 from watchkeeper.errors import WatchkeeperError
-from watchkeeper.hub import services
+from watchkeeper.hub import fleet_layout, holders, services
+from watchkeeper.hub.fleet_layout import natural_sort_key
 from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, durations
 from watchkeeper.model import workloads
@@ -25,9 +26,8 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.web import shapes
 from watchkeeper.web.endpoint import QueryParam, get, parse_whole_number, read_number
 from watchkeeper.web.fleet import fabric_answers as answers
-from watchkeeper.web.fleet import fabric_map, fleet_layout, holders, topology
+from watchkeeper.web.fleet import fabric_map, topology
 from watchkeeper.web.fleet.fabric_map import DISCARD_COUNTER, WAIT_COUNTER, PortReading, PortView
-from watchkeeper.web.fleet.fleet_layout import natural_sort_key
 from watchkeeper.web.fleet.topology import HealthState
 from watchkeeper.web.fleet.topology_api import RATE_EXPR, STATE_EXPR
 from watchkeeper.web.fleet.who import IncidentSummary

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from watchkeeper.clusters.fabric import fabric_changes, fabric_watch
+from watchkeeper.hub.fleet_layout import natural_sort_key
 from watchkeeper.model import fabric
-from watchkeeper.web.fleet.fleet_layout import natural_sort_key
 from watchkeeper.web.fleet.topology import HealthState, TopologyLink, list_fabric_links
 
 # packs/ib_counters.csv: a bit error rate of 1e-12, which vendors accept, is about this many errors per hour.

@@ -20,10 +20,12 @@ from starlette.responses import Response
 
 from watchkeeper.errors import CollectError, WatchkeeperError, WireError
 from watchkeeper.hub import services
+from watchkeeper.hub.fleet_gpus import FleetGpus
 from watchkeeper.hub.fleet_prices import FleetPrices
 from watchkeeper.kit import own_metrics, wire
 from watchkeeper.model import events, fleet
 from watchkeeper.model.fleet import Node, Place
+from watchkeeper.model.gpu_states import GpuCounts
 from watchkeeper.model.incidents import Incident
 from watchkeeper.web import shapes
 from watchkeeper.web.auth.auth import Role
@@ -71,6 +73,7 @@ class Status(TypedDict):
     # The mean of the price book over the fleet, in `currency`.
     dollars_per_gpu_hour: float | None
     currency: str
+    gpus: GpuCounts
     docs_url: str | None
     rules: shapes.RuleFileStatus
     colours: dict[str, shapes.ColourScale]
@@ -94,6 +97,8 @@ class GpuDetail(TypedDict):
 
 class IncidentList(TypedDict):
     incidents: list[shapes.IncidentCard]
+    # Older ones are above the limit.
+    has_more: bool
 
 
 class EventsAccepted(TypedDict):
@@ -109,7 +114,9 @@ class FleetApi:
         reports: IncidentReports,
         snapshots: fleet_snapshot.FleetSnapshots,
         fleet_prices: FleetPrices,
+        gpus: FleetGpus,
     ) -> None:
+        self._gpus = gpus
         self._runtime, self._queries, self._journal = hub.runtime, hub.queries, hub.journal
         self._incidents, self._rules, self._fleet = hub.incidents, hub.rules, hub.fleet
         self._targets, self._simulator, self._health = hub.targets, hub.simulator, hub.health
@@ -136,6 +143,7 @@ class FleetApi:
             simulated=self._simulator is not None,
             dollars_per_gpu_hour=price.per_gpu_hour,
             currency=price.currency,
+            gpus=(await self._gpus.load()).count(),
             docs_url=self._runtime.settings.render.docs_url,
             rules={"owner": self._runtime.settings.rules.owner, **slo_api.reload_outcome(self._rules.last_reload)},
             colours={
@@ -203,10 +211,11 @@ class FleetApi:
         limit = read_number(request, "limit", default=200, limit=MAX_INCIDENTS)
 
         def make_cards() -> list[dict[str, Any]]:
-            incidents = self._journal.incidents(open_only=open_only, limit=limit)
+            incidents = self._journal.incidents(open_only=open_only, limit=limit + 1)
             return [self._cards.make_card(incident) for incident in incidents]
 
-        return ok_response(incidents=await self._journal.read(make_cards))
+        cards = await self._journal.read(make_cards)
+        return ok_response(incidents=cards[:limit], has_more=len(cards) > limit)
 
     @get("/api/incidents/{id}", response=shapes.FullIncidentDetail)
     async def get_incident(self, request: Request) -> Response:

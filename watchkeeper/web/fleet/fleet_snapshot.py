@@ -18,10 +18,10 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from watchkeeper.hub import services
+from watchkeeper.hub import fleet_layout, holders, services
+from watchkeeper.hub.fleet_gpus import FleetGpus, FleetGpuStates
 from watchkeeper.net import compression
 from watchkeeper.web.endpoint import read_number
-from watchkeeper.web.fleet import fleet_layout, holders
 
 # Holders may be as old as a scrape; a changed inventory is never served from the cache.
 CACHE_SECONDS = 10.0
@@ -51,8 +51,8 @@ class FleetSnapshot:
 
 
 class FleetSnapshots:
-    def __init__(self, hub: services.Services) -> None:
-        self._runtime, self._queries, self._fleet = hub.runtime, hub.queries, hub.fleet
+    def __init__(self, hub: services.Services, gpus: FleetGpus) -> None:
+        self._runtime, self._fleet, self._gpus = hub.runtime, hub.fleet, gpus
         self._lock = asyncio.Lock()
         self._cached: FleetSnapshot | None = None
         self._renewal: asyncio.Task[None] | None = None
@@ -112,7 +112,7 @@ class FleetSnapshots:
             # Another request may have built it while this one waited for the lock.
             snapshot = self._cached_within(max_age_seconds)
             if snapshot is None or snapshot.version != layout.version:
-                snapshot = await self.build(layout)
+                snapshot = await self.build(await self._gpus.load())
                 self.set_cached(snapshot)
         return snapshot
 
@@ -125,11 +125,10 @@ class FleetSnapshots:
         """Cache a snapshot for the next requests; one without holders is not cached."""
         self._cached = snapshot if snapshot.has_holders else None
 
-    async def build(self, layout: fleet_layout.FleetLayout) -> FleetSnapshot:
-        now = self._runtime.clock.now().timestamp()
-        gpu_holders = await holders.load_holders(self._queries)
+    async def build(self, gpus: FleetGpuStates) -> FleetSnapshot:
+        now = (gpus.at or self._runtime.clock.now()).timestamp()
         previous = () if self._newest is None else self._newest.nodes
-        snapshot = await asyncio.to_thread(make_snapshot, layout, gpu_holders, now=now, previous=previous)
+        snapshot = await asyncio.to_thread(make_snapshot, gpus.layout, gpus.gpu_holders, now=now, previous=previous)
         self._newest = snapshot
         self._editions.pop(snapshot.edition, None)
         self._editions[snapshot.edition] = snapshot.nodes

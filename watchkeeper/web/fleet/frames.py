@@ -12,17 +12,19 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 
-from watchkeeper.kit import recency_cache
+from watchkeeper.hub.fleet_gpus import LOST_FAMILY, FleetGpuStates
+from watchkeeper.hub.fleet_layout import FleetLayout
+from watchkeeper.kit import wire
 from watchkeeper.model import clock_reasons, fleet, incidents
-from watchkeeper.model.labels import Labels
+from watchkeeper.model.gpu_states import GpuState
 from watchkeeper.model.node_list import NodeService, ServiceState
 from watchkeeper.query import engine
-from watchkeeper.web.fleet.fleet_layout import FleetLayout
 
 
 class GpuMapState(IntEnum):
@@ -85,10 +87,14 @@ DEFAULT_COLOUR = "sm_active"
 # An allocated GPU with SM active below 5% over five minutes is idle: only housekeeping runs there.
 IDLE_BELOW = 0.05
 WORK_EXPR = "avg_over_time(DCGM_FI_PROF_SM_ACTIVE[5m]) or on (UUID) avg_over_time(DCGM_FI_DEV_GPU_UTIL[5m]) / 100"
+# What each GPU does now. The chart of the fleet page draws the mean of it, and the tile beside shows the newest value.
+ACTIVITY_EXPR = (
+    "avg by (cluster, Hostname, UUID) (DCGM_FI_PROF_SM_ACTIVE)"
+    " or avg by (cluster, Hostname, UUID) (DCGM_FI_DEV_GPU_UTIL) / 100"
+)
 THROTTLE_EXPR = "DCGM_FI_DEV_CLOCKS_EVENT_REASONS or DCGM_FI_DEV_CLOCK_THROTTLE_REASONS"
 # Deliberately without the power cap, which is normal under load.
 THROTTLE_BITS = clock_reasons.HW_SLOWDOWN | clock_reasons.THERMAL | clock_reasons.POWER_BRAKE
-LOST_FAMILY = "gpu_lost"
 HEAT_FAMILIES = frozenset({"cooling", "power"})
 IDLE_CAUSE = "gpu_idle_waste"
 NO_SERVICES: Mapping[fleet.Place, NodeService] = {}
@@ -101,13 +107,10 @@ class FrameReadings:
 
     colour: engine.QueryResult | None = None
     work: engine.QueryResult | None = None
+    activity: engine.QueryResult | None = None
     gpu_util: engine.QueryResult | None = None
     power: engine.QueryResult | None = None
     throttle: engine.QueryResult | None = None
-    # The labels of MIG instances contain their holders.
-    mig_instances: engine.QueryResult | None = None
-    # Holders that agents report, for exporters without holder labels.
-    holders: Sequence[Labels] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,7 @@ class FrameContent:
 
     values: Values
     states: npt.NDArray[np.uint8]
-    summary: Mapping[str, float | int | None] = field(default_factory=dict)
+    summary: Mapping[str, Any] = field(default_factory=dict)
     # Why nodes are out of service, by their index in the layout: `cordoned · repair INC-1`.
     out_of_service: Mapping[str, str] = field(default_factory=dict)
 
@@ -144,50 +147,58 @@ def _rounded(number: float, *, up: bool) -> float:
 
 
 def draw_frame(
-    layout: FleetLayout,
+    gpus: FleetGpuStates,
     readings: FrameReadings,
     open_incidents: Sequence[incidents.Incident],
     services: Mapping[fleet.Place, NodeService] = NO_SERVICES,
 ) -> FrameContent:
     """Decide the value and state of each slot, and the figures of the summary tiles."""
-    identity.start_generation()
-    values = values_by_slot(layout, readings.colour)
-    work = values_by_slot(layout, readings.work)
+    layout, counts = gpus.layout, gpus.count()
+    values, work = values_by_slot(layout, readings.colour), values_by_slot(layout, readings.work)
     power, gpu_util = values_by_slot(layout, readings.power), values_by_slot(layout, readings.gpu_util)
-    # Deliberately from instant values: an average over five minutes still has the labels of jobs that ended.
-    gpu_labels = [*_labels(readings.gpu_util), *_labels(readings.mig_instances)]
-    holders = holders_by_slot(layout, [*gpu_labels, *readings.holders])
-    silent = np.isnan(power) & np.isnan(gpu_util)
-    # An average continues for minutes after the last reading; it is used only if no GPU has a current reading.
-    silent = np.isnan(work) if silent.all() else silent
+    silent = np.fromiter(map(gpus.is_missing, range(len(layout.slots))), dtype=np.bool_, count=len(layout.slots))
+    # An average continues for minutes after the last reading.
     work[silent] = np.nan
     states = np.where(silent, GpuMapState.SILENT, GpuMapState.OK).astype(np.uint8)
     if readings.work is None and readings.power is None:
         states[:] = GpuMapState.UNKNOWN
-    is_held = np.zeros(len(states), dtype=np.float32)
-    is_held[list(holders)] = 1
-    states[(is_held > 0) & (work < IDLE_BELOW) & (states == GpuMapState.OK)] = GpuMapState.HELD_IDLE
+    owners = owners_by_slot(gpus)
+    is_held = np.zeros(len(states), dtype=np.bool_)
+    is_held[list(owners)] = True
+    states[is_held & (work < IDLE_BELOW) & (states == GpuMapState.OK)] = GpuMapState.HELD_IDLE
     reasons = np.nan_to_num(values_by_slot(layout, readings.throttle)).astype(np.int64)
     states[(reasons & THROTTLE_BITS != 0) & (states != GpuMapState.SILENT)] = GpuMapState.THROTTLED
     mark_open_incidents(layout, states, open_incidents)
     out_of_service = mark_out_of_service(layout, states, services)
     idle_slots = np.flatnonzero(states == GpuMapState.HELD_IDLE).tolist()
+    share, has_holders = counts.allocated_share, gpus.gpu_holders.problem is None
     summary = {
-        "gpus": len(states),
-        "working_percent": percent(work),
+        "gpus": counts.gpus,
+        "gpu_states": wire.to_plain(counts),
+        "working_percent": percent(values_by_slot(layout, readings.activity)),
         "gpu_util_percent": mean(gpu_util),
-        # Only of GPUs that report, as in the chart: the holder of a silent GPU is unknown.
-        "allocated_percent": None if readings.gpu_util is None else percent(is_held[~silent]),
-        "held": None if readings.gpu_util is None else len(holders),
-        "teams": len({owner.split("/")[0] for owner in holders.values() if "/" in owner}),
-        "idle_teams": len({holders[slot].split("/")[0] for slot in idle_slots if slot in holders}),
-        "free": None if readings.gpu_util is None else int(((states == GpuMapState.OK) & (is_held == 0)).sum()),
+        "allocated_percent": None if share is None else 100 * share,
+        "held": counts.allocated if has_holders else None,
+        "teams": len({owner for owner in owners.values() if owner}),
+        "idle_teams": len({owners[slot] for slot in idle_slots if owners.get(slot)}),
+        "free": counts.free if has_holders else None,
         "power_watts": None if np.isnan(power).all() else float(np.nansum(power)),
         "nodes": len(layout.nodes),
-        "nodes_reporting": count_reporting_nodes(layout, work, power),
+        "nodes_reporting": sum(bool(gpus.count_node(key).reporting) for key in layout.slots_by_node),
         **{state.name.lower(): int((states == state).sum()) for state in GpuMapState},
     }
     return FrameContent(values, states, summary, out_of_service)
+
+
+def owners_by_slot(gpus: FleetGpuStates) -> dict[int, str]:
+    """The team or namespace of each allocated GPU, empty if it is unknown."""
+    owners = {}
+    for slot, state in enumerate(gpus.states):
+        gpu = gpus.layout.slots[slot].gpu
+        if state is GpuState.ALLOCATED:
+            held = () if gpu is None else gpus.gpu_holders.by_gpu.get(gpu.uuid, ())
+            owners[slot] = (held[0].team or held[0].namespace) if held else ""
+    return owners
 
 
 def values_by_slot(layout: FleetLayout, answer: engine.QueryResult | None) -> Values:
@@ -195,7 +206,7 @@ def values_by_slot(layout: FleetLayout, answer: engine.QueryResult | None) -> Va
     values = np.full(len(layout.slots), np.nan, dtype=np.float32)
     if answer is not None and len(answer.frame.times_ms):
         frame = answer.frame
-        slots = (layout.slot_by_uuid.get(identity(labels)[0], -1) for labels in frame.labels)
+        slots = (layout.slot_by_uuid.get(labels.get("UUID", ""), -1) for labels in frame.labels)
         slot_numbers = np.fromiter(slots, dtype=np.int64, count=len(frame.labels))
         is_usable = (slot_numbers >= 0) & frame.present[:, -1]
         # MIG instances share the UUID of their GPU: the busiest one sets the value. fmax prefers a number to NaN.
@@ -215,29 +226,6 @@ def values_by_slot_or_node(layout: FleetLayout, answer: engine.QueryResult | Non
     return values
 
 
-def _labels(answer: engine.QueryResult | None) -> Sequence[Labels]:
-    return () if answer is None else answer.frame.labels
-
-
-def holders_by_slot(layout: FleetLayout, label_sets: Iterable[Labels]) -> dict[int, str]:
-    """Slot → the workload that holds its GPU, from the labels of series."""
-    holders = {}
-    for labels in label_sets:
-        uuid, holder = identity(labels)
-        if holder is not None and uuid in layout.slot_by_uuid:
-            holders[layout.slot_by_uuid[uuid]] = holder
-    return holders
-
-
-def _identity(labels: Labels) -> tuple[str, str | None]:
-    """The GPU a series belongs to, and the workload that holds it."""
-    return labels.get("UUID", ""), fleet.holder_from_labels(labels)
-
-
-# Cached: label sets stay the same objects, and every frame needs 10,000 of them.
-identity = recency_cache.RecencyCache(_identity)
-
-
 def mark_open_incidents(
     layout: FleetLayout, states: npt.NDArray[np.uint8], open_incidents: Iterable[incidents.Incident]
 ) -> None:
@@ -249,7 +237,8 @@ def mark_open_incidents(
     for incident in sorted(faulty, key=lambda incident: incident_state(incident) == GpuMapState.DOWN):
         state = incident_state(incident)
         for slot in _incident_slots(layout, incident):
-            if state is not None and not (state == GpuMapState.THROTTLED and states[slot] == GpuMapState.SILENT):
+            # Only a lost GPU is more than silent: what does not report is not throttled, idle or active.
+            if state is not None and (state == GpuMapState.DOWN or states[slot] != GpuMapState.SILENT):
                 states[slot] = state
 
 
@@ -291,14 +280,6 @@ def _incident_slots(layout: FleetLayout, incident: incidents.Incident) -> Iterab
     if incident.place.node is None or incident.family == LOST_FAMILY:
         return ()
     return layout.slots_of(incident.place.cluster, incident.place.node)
-
-
-def count_reporting_nodes(layout: FleetLayout, *readings: Values) -> int:
-    """Count nodes with at least one GPU that has a reading."""
-    has_reading = np.zeros(len(layout.slots), dtype=np.bool_)
-    for values in readings:
-        has_reading |= ~np.isnan(values)
-    return sum(bool(has_reading[list(slots)].any()) for slots in layout.slots_by_node.values() if slots)
 
 
 def mean(values: Values) -> float | None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,10 +18,12 @@ from starlette.requests import Request
 from watchkeeper.diagnose import evidence
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import services
+from watchkeeper.hub.fleet_gpus import FleetGpus
 from watchkeeper.hub.fleet_prices import FleetPrices
 from watchkeeper.kit import durations
 from watchkeeper.model import jobs
 from watchkeeper.model.fleet import UNMAPPED
+from watchkeeper.model.gpu_states import GpuCounts
 from watchkeeper.model.jobs import JobLine
 from watchkeeper.query.engine import QueryRange
 from watchkeeper.render import keda
@@ -40,8 +43,12 @@ MAX_PRICE_BOOK_BYTES = 16 * 1024 * 1024
 class JobList(TypedDict):
     jobs: list[JobLine]
     total: int
+    # Of all `total` jobs, also of those above the limit.
+    states: dict[str, int]
     unmapped: dict[str, int]
     problems: Sequence[str]
+    # Of the whole fleet, now; the lines are as old as the last run of their rules.
+    gpus: GpuCounts
 
 
 class ReplicaList(TypedDict):
@@ -51,7 +58,8 @@ class ReplicaList(TypedDict):
 
 
 class JobsApi:
-    def __init__(self, hub: services.Services, fleet_prices: FleetPrices) -> None:
+    def __init__(self, hub: services.Services, fleet_prices: FleetPrices, gpus: FleetGpus) -> None:
+        self._gpus = gpus
         self._runtime, self._queries, self._journal = hub.runtime, hub.queries, hub.journal
         self._rules, self._fleet, self._views = hub.rules, hub.fleet, hub.cluster_views
         self._prices, self._lock = fleet_prices, asyncio.Lock()
@@ -84,7 +92,14 @@ class JobsApi:
         has_owners = board.NO_HOLDERS_YET not in job_board.problems
         unmapped_jobs = [line for line in matches if has_owners and _team_or_unmapped(line) == UNMAPPED]
         unmapped = {"jobs": len(unmapped_jobs), "gpus": sum(line.gpus for line in unmapped_jobs)}
-        return JobList(jobs=matches[:limit], total=len(matches), unmapped=unmapped, problems=job_board.problems)
+        return JobList(
+            jobs=matches[:limit],
+            total=len(matches),
+            states=Counter(line.state.value for line in matches),
+            unmapped=unmapped,
+            problems=job_board.problems,
+            gpus=(await self._gpus.load()).count(cluster),
+        )
 
     async def load_report(self, id: str, cluster: str | None = None) -> jobs.JobReport | None:
         """The report of a job, or None if no scheduler, rank or GPU reports it."""

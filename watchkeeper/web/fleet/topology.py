@@ -13,11 +13,11 @@ from enum import StrEnum
 
 from watchkeeper.clusters import inventory
 from watchkeeper.clusters.fabric import fabric_changes, fabric_watch
+from watchkeeper.hub.fleet_layout import FleetLayout, natural_sort_key
 from watchkeeper.incidents import signals
 from watchkeeper.kit import wire
 from watchkeeper.model import alerts, fabric, fleet, incidents
 from watchkeeper.model.labels import Labels
-from watchkeeper.web.fleet.fleet_layout import FleetLayout, natural_sort_key
 
 # node_exporter's state id of a port that works.
 ACTIVE_ID = 4

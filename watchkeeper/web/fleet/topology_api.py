@@ -14,14 +14,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from watchkeeper.errors import WatchkeeperError, WireError
-from watchkeeper.hub import services
+from watchkeeper.hub import fleet_layout, services
 from watchkeeper.kit import clock, wire
 from watchkeeper.model import fabric
 from watchkeeper.scrape import target_loop
 from watchkeeper.web import shapes
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import QueryParam, check_node, get, post, read_body
-from watchkeeper.web.fleet import fleet_layout, topology
+from watchkeeper.web.fleet import topology
 
 STATE_EXPR = "node_infiniband_state_id"
 RATE_EXPR = "node_infiniband_rate_bytes_per_second"

@@ -13,13 +13,15 @@ from datetime import datetime
 from itertools import chain
 
 from watchkeeper.clusters import inventory
+from watchkeeper.hub import holders
+from watchkeeper.hub.fleet_gpus import FleetGpuStates
+from watchkeeper.hub.fleet_layout import natural_sort_key
 from watchkeeper.hub.services import FleetProtocol, GpuView
 from watchkeeper.incidents import signals
 from watchkeeper.kit import clock
 from watchkeeper.model import cluster, incidents, workloads
+from watchkeeper.model.gpu_states import MISSING, GpuState
 from watchkeeper.model.node_list import NodeLine
-from watchkeeper.web.fleet import holders
-from watchkeeper.web.fleet.fleet_layout import natural_sort_key
 
 # `GPU-3f2a` is a typical prefix; a shorter one would match too many GPUs.
 MIN_UUID_CHARACTERS = 8
@@ -38,7 +40,7 @@ class IncidentSummary:
 
 @dataclass(frozen=True, slots=True)
 class GpuAndHolders:
-    """A GPU and its holders; `reason` says why it has none."""
+    """A GPU, its state and its holders; `reason` says why it has none."""
 
     uuid: str
     index: int | None
@@ -49,6 +51,7 @@ class GpuAndHolders:
     holders: tuple[holders.GpuHolder, ...]
     reason: str
     incidents: tuple[IncidentSummary, ...]
+    state: GpuState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,7 @@ class HolderSources:
 
     fleet: FleetProtocol
     lines: Sequence[NodeLine]
-    gpu_holders: holders.GpuHolders
+    gpu_states: FleetGpuStates
     views: Sequence[cluster.ClusterView]
     open_incidents: Sequence[incidents.Incident]
     # Finds the owners of pending workloads; None: they are unknown.
@@ -132,10 +135,12 @@ def _matches_gpu(name: str, gpu: GpuView) -> bool:
 
 
 def _describe_gpu(gpu: GpuView, sources: HolderSources) -> GpuAndHolders:
-    uuid, all_holders = gpu.gpu.uuid, sources.gpu_holders
+    uuid, all_holders = gpu.gpu.uuid, sources.gpu_states.gpu_holders
     held = all_holders.by_gpu.get(uuid, ())
-    is_gone = gpu.gone_since_ms is not None
-    reason = "GPU does not report" if is_gone else all_holders.no_holder_reason(uuid, gpu.cluster)
+    state, is_gone = sources.gpu_states.state_of(uuid), gpu.gone_since_ms is not None
+    # A replaced GPU has no slot and so no state.
+    is_missing = is_gone or state in MISSING
+    reason = "GPU does not report" if is_missing else all_holders.no_holder_reason(uuid, gpu.cluster)
     return GpuAndHolders(
         uuid,
         gpu.gpu.index,
@@ -146,6 +151,7 @@ def _describe_gpu(gpu: GpuView, sources: HolderSources) -> GpuAndHolders:
         holders=held,
         reason="" if held else reason,
         incidents=_summarise(incident for incident in sources.open_incidents if _affects_gpu(incident, gpu)),
+        state=state,
     )
 
 
@@ -161,7 +167,7 @@ WorkloadKey = tuple[str, str, str, str]
 def _find_workloads(name: str, sources: HolderSources) -> list[WorkloadAndGpus]:
     """Workloads with this name, from schedulers and from the holders of GPUs."""
     held: dict[WorkloadKey, list[holders.GpuHolder]] = defaultdict(list)
-    for holder in chain.from_iterable(sources.gpu_holders.by_gpu.values()):
+    for holder in chain.from_iterable(sources.gpu_states.gpu_holders.by_gpu.values()):
         held[holder.cluster, holder.kind, holder.namespace, holder.name].append(holder)
     scheduled: dict[WorkloadKey, workloads.ScheduledWorkload] = {}
     for work in chain.from_iterable(view.workloads for view in sources.views):

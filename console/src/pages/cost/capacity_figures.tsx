@@ -2,7 +2,8 @@
 
 import { Tile } from "../../components/parts";
 import type { Column } from "../../components/table";
-import { count, dateTime, percent, percentOf, plural, shortDuration } from "../../lib/format";
+import { count, dateTime, humanise, percentOf, plural, shortDuration } from "../../lib/format";
+import type { GpuCounts } from "../../lib/types";
 import type { Forecast } from "./forecast";
 
 export interface CapacityNow {
@@ -23,6 +24,7 @@ export interface CapacityNow {
     p50_seconds: number | null;
     p95_seconds: number | null;
   }[];
+  gpus: GpuCounts;
   use: { held_gpus: number; used_gpus: number | null };
   rightsizing: {
     name: string;
@@ -80,14 +82,14 @@ export const FITS: Record<string, string> = {
 };
 
 export function CapacityFigures({ capacity, forecast }: { capacity: CapacityNow; forecast?: Forecast }) {
-  const { standing, use } = capacity;
+  const { standing, use, gpus } = capacity;
   return (
     <section class="tiles even" aria-label="summary of capacity">
-      <Tile id="tile-capacity" name="GPUs" value={count(standing.gpus)} meaning={describeService(standing)} />
+      <Tile id="tile-capacity" name="GPUs" value={count(standing.gpus)} meaning={describeService(gpus)} />
       <Tile
         id="tile-heldnow"
         name="Allocated"
-        value={percent(standing.in_service_gpus ? (100 * standing.held_gpus) / standing.in_service_gpus : null)}
+        value={percentOf(gpus.allocated + gpus.free ? gpus.allocated / (gpus.allocated + gpus.free) : null)}
         meaning={`${plural(standing.held_gpus, "GPU")} · ${describeUse(use.used_gpus)}`}
       />
       <Tile
@@ -117,8 +119,9 @@ export function CapacityFigures({ capacity, forecast }: { capacity: CapacityNow;
   );
 }
 
-function describeService({ gpus, in_service_gpus }: CapacityNow["standing"]): string {
-  if (gpus > in_service_gpus) return `${count(gpus - in_service_gpus)} out of service`;
+function describeService({ gpus, allocated, free, ...others }: GpuCounts): string {
+  const notInService = Object.entries(others).filter(([, n]) => n > 0);
+  if (notInService.length) return notInService.map(([state, n]) => `${count(n)} ${humanise(state)}`).join(" · ");
   return gpus ? "all in service" : "no GPU has reported yet";
 }
 

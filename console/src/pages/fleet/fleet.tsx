@@ -3,7 +3,7 @@
 import { useEffect, useMemo } from "preact/hooks";
 import { Empty, IncidentCard, Panel, Skeleton } from "../../components/parts";
 import { Strips } from "../../components/strips";
-import { count, money, plural, timeOfDay, utcTime } from "../../lib/format";
+import { count, countAtLeast, countOfTotal, money, plural, timeOfDay, utcTime } from "../../lib/format";
 import { chooseColour } from "../../lib/live";
 import type { Summary } from "../../lib/live_types";
 import { cardMarks } from "../../lib/marks";
@@ -14,18 +14,21 @@ import { MapPanel } from "./map";
 import { GROUPS } from "./paint";
 import { Tiles } from "./tiles";
 
-export const reportingCount = (s: Summary) =>
-  s.silent ? `${count(s.gpus - s.silent)} of ${plural(s.gpus, "GPU")}` : plural(s.gpus, "GPU");
+export function reportingCount({ gpu_states: { gpus, down, not_reporting } }: Summary): string {
+  const missing = down + not_reporting;
+  return missing ? `${count(gpus - missing)} of ${plural(gpus, "GPU")}` : plural(gpus, "GPU");
+}
 
 /** What reports while no incident is open. */
 function describeReporting(s?: Summary): string {
   if (!s) return "Waiting for the first update";
   if (!s.gpus) return "No GPU has reported yet";
-  return `${reportingCount(s)} on ${plural(s.nodes, "node")} reporting`;
+  return `${reportingCount(s)} on ${countOfTotal(s.nodes_reporting, s.nodes)} nodes reporting`;
 }
 
 export function FleetPage({ address, theme }: PageProps) {
-  const { status, fleet, frame, open, closed } = useHub();
+  const { status, fleet, frame, open, openTotal, closed } = useHub();
+  const openCount = openTotal && countAtLeast(openTotal.incidents, openTotal.hasMore);
   const price = status?.dollars_per_gpu_hour;
   const chosen = param(address, "colour", "sm_active");
   const q = param(address, "q");
@@ -38,6 +41,7 @@ export function FleetPage({ address, theme }: PageProps) {
         <Tiles
           s={frame?.summary}
           open={open}
+          openCount={openCount}
           hourly={(gpus) => money(price == null ? null : gpus * price, status?.currency)}
         />
         <MapPanel {...{ address, theme, chosen, q, status, fleet, frame }} />
@@ -62,7 +66,7 @@ export function FleetPage({ address, theme }: PageProps) {
         )}
       </div>
       <aside>
-        <Panel title="Open incidents" hint={open && String(open.length)} id="open-incidents">
+        <Panel title="Open incidents" hint={openCount} id="open-incidents">
           {!open ? (
             <Skeleton lines={5} />
           ) : open.length === 0 ? (
@@ -78,14 +82,14 @@ export function FleetPage({ address, theme }: PageProps) {
           ) : (
             open.slice(0, 20).map((card) => <IncidentCard card={card} key={card.id} />)
           )}
-          {open && open.length > 20 && (
+          {open && openTotal && openTotal.incidents > 20 && (
             <p class="closed-too">
-              <a href="/incidents">{plural(open.length - 20, "more incident")}</a>
+              <a href="/incidents">20 of {openCount} incidents are shown</a>
             </p>
           )}
           {open && open.length > 3 && (
             <p class="narrow-only">
-              <a href="/incidents">All {count(open.length)} open incidents</a>
+              <a href="/incidents">All {openCount} open incidents</a>
             </p>
           )}
           {closed && closed.length > 0 && (

@@ -16,10 +16,12 @@ interface FullForecast {
 export function Tiles({
   s,
   open,
+  openCount,
   hourly,
 }: {
   s?: Summary;
   open?: { severity: string; state: string }[];
+  openCount?: string;
   hourly: (gpus: number) => string;
 }) {
   const { answer, problem } = useRequest<FullForecast>(
@@ -42,6 +44,7 @@ export function Tiles({
     [s.throttled, "throttled"],
     [s.silent, "not reporting"],
     [s.unknown, "unknown"],
+    [s.cordoned, "on cordoned nodes"],
   ] as const;
   const problems = problemCounts.filter(([n]) => n > 0).map(([n, text]) => `${count(n)} ${text}`);
   const countOpen = (severity: string) => open?.filter((i) => i.severity === severity).length ?? 0;
@@ -89,7 +92,7 @@ export function Tiles({
       <Tile
         id="tile-incidents"
         name="Incidents"
-        value={open ? count(open.length) : "unknown"}
+        value={openCount ?? "unknown"}
         meaning={severities.join(" · ") || "none open"}
         tone={countOpen("critical") ? "bad" : countOpen("warning") ? "warn" : ""}
         href="/incidents"

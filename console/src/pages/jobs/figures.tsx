@@ -6,6 +6,7 @@ import { withParams } from "../../lib/router";
 import {
   describeSlowness,
   type JobLine,
+  type JobsAnswer,
   PROBLEM_STATES,
   STATE,
   STATE_ORDER,
@@ -13,9 +14,10 @@ import {
   type Straggler,
 } from "./labels";
 
-export function JobFigures({ jobs, address }: { jobs: JobLine[]; address: URL }) {
+export function JobFigures({ list, address }: { list: JobsAnswer; address: URL }) {
+  const { jobs, gpus } = list;
+  const inState = (state: string) => list.states[state] ?? 0;
   const started = jobs.filter((j) => j.state !== "pending");
-  const gpus = started.reduce((sum, j) => sum + j.gpus, 0);
   const measured = started.filter((j) => j.used != null && j.gpus);
   const used = measured.reduce((sum, j) => sum + j.used! * j.gpus, 0);
   const measuredGpus = measured.reduce((sum, j) => sum + j.gpus, 0);
@@ -25,40 +27,50 @@ export function JobFigures({ jobs, address }: { jobs: JobLine[]; address: URL })
   const goodGpus = jobsWithGoodput.reduce((s, j) => s + j.gpus, 0);
   const goodput = goodGpus ? jobsWithGoodput.reduce((s, j) => s + j.goodput! * j.gpus, 0) / goodGpus : null;
   const problemCounts = STATE_ORDER.filter((s) => PROBLEM_STATES.includes(s))
-    .map((s) => [s, jobsWithProblems.filter((j) => j.state === s).length] as const)
+    .map((s) => [s, inState(s)] as const)
     .filter(([, n]) => n);
   // Before the first measurement the number of problems is unknown.
   const isUnmeasured = measuredGpus === 0 && jobsWithGoodput.length === 0;
+  const startedCount = list.total - (list.states.pending ?? 0);
+  // The list has the jobs with problems first, then those with the most GPUs.
+  const ofFirst = jobs.length < list.total ? `, of the first ${count(jobs.length)} jobs` : "";
   const noProblemText = isUnmeasured ? "no measurements yet" : "none hung, stalled, slow or idle";
   const teams = new Set(jobs.map((j) => j.team).filter(Boolean)).size;
-  const inState = (state: string) => jobs.filter((j) => j.state === state).length;
+  const jobGpus = started.reduce((sum, j) => sum + j.gpus, 0);
   const countOrUnknown = (n: number) => (n === 0 && isUnmeasured ? "unknown" : count(n));
   return (
     <section class="tiles even" aria-label="summary of jobs">
       <Tile
         id="tile-jobs"
         name="Jobs"
-        value={count(jobs.length)}
+        value={count(list.total)}
         meaning={`${count(inState("running"))} running · ${count(inState("pending"))} pending`}
       />
       <Tile
         id="tile-held"
         name="GPUs allocated"
-        value={count(gpus)}
-        meaning={`by ${plural(started.length, "job")} ${teams ? `of ${plural(teams, "team")}` : "of unknown teams"}`}
+        value={gpus.unknown && !gpus.allocated ? "unknown" : count(gpus.allocated)}
+        meaning={[
+          `by ${plural(startedCount, "job")} ${teams ? `of ${ofFirst ? "at least " : ""}${plural(teams, "team")}` : "of unknown teams"}`,
+          gpus.not_reporting + gpus.down ? `${count(gpus.not_reporting + gpus.down)} not reporting` : "",
+        ]
+          .filter(Boolean)
+          .join(" · ")}
       />
       <Tile
         id="tile-used"
         name="Used share"
         value={percentOf(measuredGpus ? used / measuredGpus : null)}
         meaning={
-          measuredGpus < gpus ? `SM active, of ${count(measuredGpus)} measured GPUs` : "SM active over the last hour"
+          (measuredGpus < jobGpus
+            ? `SM active, of ${count(measuredGpus)} measured GPUs`
+            : "SM active over the last hour") + ofFirst
         }
       />
       <Tile
         id="tile-trouble"
         name="Problems"
-        value={countOrUnknown(jobsWithProblems.length)}
+        value={countOrUnknown(problemCounts.reduce((sum, [, n]) => sum + n, 0))}
         tone={problemTone(jobsWithProblems)}
         meaning={problemCounts.length ? problemCounts.map(([s, n]) => `${n} ${s}`).join(" · ") : noProblemText}
         href={withParams(address, { state: "trouble" })}
@@ -69,7 +81,7 @@ export function JobFigures({ jobs, address }: { jobs: JobLine[]; address: URL })
         value={percentOf(goodput)}
         meaning={
           jobsWithGoodput.length
-            ? `of ${plural(jobsWithGoodput.length, "job")} that report steps`
+            ? `of ${plural(jobsWithGoodput.length, "job")} that report steps${ofFirst}`
             : "no job reports steps"
         }
       />

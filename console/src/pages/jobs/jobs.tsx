@@ -16,6 +16,7 @@ import {
   dimUnknown,
   hours,
   type JobLine,
+  type JobsAnswer,
   kindName,
   PROBLEM_STATES,
   STATE,
@@ -30,10 +31,7 @@ export function JobsPage({ address, theme, id }: PageProps) {
 
 function JobList({ address }: { address: URL }) {
   const beat = usePulse();
-  const { answer, problem } = useRequest<{ jobs: JobLine[]; total: number; problems: string[] }>(
-    "/api/jobs?limit=1000",
-    beat,
-  );
+  const { answer, problem } = useRequest<JobsAnswer>("/api/jobs?limit=1000", beat);
   const q = param(address, "q").toLowerCase();
   const only = param(address, "state", "all");
   const jobs = answer?.jobs;
@@ -46,11 +44,11 @@ function JobList({ address }: { address: URL }) {
   const shown = useMemo(() => jobs?.filter(matches), [jobs, q, only]);
   return (
     <main class="single stack" data-testid="jobs-page">
-      {jobs && jobs.length > 0 && <JobFigures jobs={jobs} address={address} />}
+      {jobs && jobs.length > 0 && <JobFigures list={answer} address={address} />}
       <Panel
         title="Jobs"
         id="jobs-panel"
-        hint={shown && jobs && `${countOfTotal(shown.length, jobs.length)} · problems first`}
+        hint={shown && answer && `${countOfTotal(shown.length, answer.total)} · problems first`}
         side={
           <div class="pick">
             <input

@@ -1,6 +1,7 @@
 // Types, states and labels of jobs.
 
 import { count, percent } from "../../lib/format";
+import type { GpuCounts } from "../../lib/types";
 
 export interface Straggler {
   rank: number | null;
@@ -19,6 +20,14 @@ export interface Verdict {
   because: string;
   cause: string | null;
   incident: string | null;
+}
+
+export interface JobsAnswer {
+  jobs: JobLine[];
+  total: number;
+  states: Record<string, number>;
+  problems: string[];
+  gpus: GpuCounts;
 }
 
 export interface JobLine {

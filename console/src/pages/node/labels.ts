@@ -1,6 +1,7 @@
 // Types and labels of nodes and GPUs, as the hub returns them.
 
 import { humanise } from "../../lib/format";
+import type { GpuCounts } from "../../lib/types";
 
 export interface Holder {
   kind: string;
@@ -51,6 +52,7 @@ export interface NodeLine {
   last_seen: string | null;
   sources: string;
   unmapped: string[];
+  gpus: GpuCounts;
 }
 
 /** What a GPU without a holder shows: only `free` is a fact, any other reason is missing data. */

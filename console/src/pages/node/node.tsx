@@ -94,7 +94,7 @@ export function NodePage({ id, address, theme }: PageProps) {
             )}
           </div>
           <h1 data-testid="title">{node.name}</h1>
-          <p class="lead">{describeNode(node, gpus)}</p>
+          <p class="lead">{describeNode(node)}</p>
         </Panel>
         <RequestProblem problem={problem} isStale />
         <GpuTable {...{ node, gpus, fleet, frame, address }} />
@@ -154,13 +154,13 @@ export function NodePage({ id, address, theme }: PageProps) {
 const toSentence = (text: string) =>
   text ? `${/^https?:/.test(text) ? text : text[0].toUpperCase() + text.slice(1)}. ` : "";
 
-function describeNode(node: NodeLine, gpus: GpuAnswer[]): string {
+function describeNode(node: NodeLine): string {
   if (isSilent(node) && !node.holders.length) return `${toSentence(node.why)}GPU allocation unknown.`;
-  const free = gpus.filter((g) => !g.is_gone && g.holders.length === 0).length;
-  const allocation = node.holders.length
-    ? `${plural(node.holders.length, "workload")}${free ? `, ${plural(free, "GPU")} free` : ""}.`
-    : "No GPU is allocated.";
-  return `${toSentence(node.why)}${allocation}`;
+  const { gpus, allocated, ...others } = node.gpus;
+  const notAllocated = Object.entries(others).filter(([, n]) => n > 0);
+  const states = notAllocated.map(([state, n]) => `, ${plural(n, "GPU")} ${humanise(state)}`).join("");
+  const allocation = node.holders.length ? plural(node.holders.length, "workload") : "No GPU is allocated";
+  return `${toSentence(node.why)}${allocation}${states}.`;
 }
 
 function gpusByWorkload(gpus: GpuAnswer[]): [string, string][] {

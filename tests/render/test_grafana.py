@@ -182,10 +182,16 @@ def test_every_alert_that_a_panel_names_is_shipped_and_has_a_runbook() -> None:
         assert grafana_panel.runbook_path(alert).startswith("docs/runbooks/")
 
 
-def test_the_price_and_the_console_are_those_of_the_settings() -> None:
-    own = replace(SETTINGS, cost=config.CostSettings(dollars_per_gpu_hour=2.49))
-    assert "* 2.49" in json.dumps(grafana.dashboard("cost", own))
-    assert "https://wk.example/incidents" in json.dumps(grafana.dashboard("fleet", own)["links"])
+def test_the_currency_and_the_console_are_those_of_the_settings(tmp_path: Path) -> None:
+    book = tmp_path / "prices.toml"
+    book.write_text('currency = "EUR"\n')
+    of_book, elsewhere = (
+        json.dumps(grafana.dashboard("cost", replace(SETTINGS, cost=config.CostSettings(prices=str(path)))))
+        for path in (book, tmp_path / "on-the-hub.toml")
+    )
+    assert '"currencyEUR"' in of_book
+    assert "currency" not in elsewhere.replace("sum by (namespace, currency)", "")
+    assert "https://wk.example/incidents" in json.dumps(grafana.dashboard("fleet", SETTINGS)["links"])
 
 
 def test_a_line_leads_from_the_fleet_to_the_node_to_the_gpu_to_the_console() -> None:

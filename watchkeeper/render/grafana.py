@@ -12,8 +12,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from watchkeeper.accounting import price_file
 from watchkeeper.catalogue import pack
 from watchkeeper.config import settings as config
+from watchkeeper.errors import PackError
 from watchkeeper.kit import wire
 from watchkeeper.kit import yaml_text as kit_yaml
 from watchkeeper.render import yaml_text
@@ -77,8 +79,16 @@ def as_text(content: dict[str, Any]) -> str:
 
 
 def page(name: str, settings: config.Settings) -> DashboardPage:
-    text = pack.text_of(f"dashboards/{name}.yaml").replace("@price@", f"{settings.cost.dollars_per_gpu_hour:g}")
+    text = pack.text_of(f"dashboards/{name}.yaml").replace("@money@", _money_unit(settings.cost))
     return wire.from_plain(DashboardPage, kit_yaml.load(text))
+
+
+def _money_unit(settings: config.CostSettings) -> str:
+    """Grafana's unit for the currency of the price book; a plain number if the book is on another machine."""
+    try:
+        return f"currency{price_file.PriceFile.of_settings(settings).book().currency}"
+    except PackError:
+        return "short"
 
 
 def dashboard(name: str, settings: config.Settings) -> dict[str, Any]:

@@ -50,6 +50,7 @@ class KeptJournal:
     entries: dict[str, list[Entry]] = field(default_factory=dict)
     # How many of the next questions about incidents are not answered.
     unanswered: int = 0
+    first_entry: datetime | None = None
 
     def keep(self, incident: Incident, entry: Entry) -> Incident:
         self.kept[incident.id] = incident
@@ -73,6 +74,9 @@ class KeptJournal:
 
     def first_opened_at(self) -> datetime | None:
         return min((incident.opened_at for incident in self.kept.values()), default=None)
+
+    def first_entry_at(self) -> datetime | None:
+        return self.first_entry
 
     def incident(self, id: str) -> Incident | None:
         return self.kept.get(id)

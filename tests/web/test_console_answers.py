@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import numpy as np
 import pytest
@@ -13,10 +13,11 @@ import pytest
 from tests.web.canned_engine import answer
 from tests.web.running import Site, serving
 from tests.web.small_hub import SmallHub
+from watchkeeper.hub import fleet_layout
 from watchkeeper.model import events, fleet
 from watchkeeper.model.labels import Labels
 from watchkeeper.web import pages
-from watchkeeper.web.fleet import fleet_layout, frames
+from watchkeeper.web.fleet import frames
 
 NODE, UUID = "gpu-r01-02", "GPU-r01-02-3"
 
@@ -75,6 +76,19 @@ def test_the_history_of_a_gpu_counts_and_describes_its_xids(site: Site) -> None:
     assert history["events"][0]["meaning"] == "GPU fell off the bus"
     assert site.ask(f"/api/history?node={NODE}&days=365").json["total"] == 4
     assert site.ask(f"/api/history?node={NODE}&gpu=GPU-other").json["total"] == 0
+
+
+def test_a_history_shows_since_when_the_hub_has_events(site: Site) -> None:
+    now = site.hub.clock.now()
+    cases = (
+        (None, now),
+        (timedelta(minutes=10), now - timedelta(minutes=10)),
+        (timedelta(days=400), now - timedelta(days=7)),
+    )
+    for age, since in cases:
+        site.hub.journal.first_entry = None if age is None else now - age
+        history = site.ask(f"/api/history?node={NODE}&days=7").json
+        assert abs(datetime.fromisoformat(history["since"]) - since) < timedelta(minutes=1), age
 
 
 def test_a_history_without_a_node_or_with_invalid_days_is_refused(site: Site) -> None:

@@ -38,6 +38,9 @@ CHUNK_BYTES = 64 * 1024
 JSON = "application/json"
 T = TypeVar("T")
 
+# The most that one answer of the hub has.
+MAX_INCIDENTS = 1000
+
 
 class Client:
     """A hub at a URL, with an optional bearer token and TLS certificates."""
@@ -95,7 +98,11 @@ class Client:
 
     def incidents(self, *, all: bool = False) -> tuple[answers.IncidentCard, ...]:
         """Open incidents, newest first; `all` includes resolved ones."""
-        return self._get(answers.IncidentList, "/api/incidents", open="0" if all else "1").incidents
+        return self.list_incidents(all=all).incidents
+
+    def list_incidents(self, *, all: bool = False) -> answers.IncidentList:
+        """As `incidents`, with `has_more`: whether older ones are above the limit of an answer."""
+        return self._get(answers.IncidentList, "/api/incidents", open="0" if all else "1", limit=MAX_INCIDENTS)
 
     def incident(self, id: str) -> answers.FullIncidentDetail:
         """An incident with its diagnosis, plan and timeline."""

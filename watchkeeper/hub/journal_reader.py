@@ -46,6 +46,9 @@ class JournalReader:
     def first_opened_at(self) -> datetime | None:
         return self._journal.first_opened_at()
 
+    def first_entry_at(self) -> datetime | None:
+        return self._journal.first_entry_at()
+
     def incident(self, id: str) -> Incident | None:
         return self._journal.incident(id)
 

@@ -126,6 +126,9 @@ class RecordedJournal:
     def first_opened_at(self) -> datetime | None:
         return min((incident.opened_at for incident in self._opened_incidents()), default=None)
 
+    def first_entry_at(self) -> datetime | None:
+        return clock.from_ms(self._recorded.header.from_ms)
+
     def _opened_incidents(self) -> list[Incident]:
         """Incidents that were opened before the time of the clock."""
         now = self._clock.now()

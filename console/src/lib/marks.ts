@@ -1,5 +1,6 @@
 // Marks in charts: events, alerts, repairs, and when an incident opened and resolved.
 
+import { shortDuration } from "./format";
 import type { Mark } from "./lines";
 import type { Card, Member, Place, Severity } from "./types";
 
@@ -42,8 +43,18 @@ export interface History {
   events: HistoryEvent[];
   total: number;
   days: number;
+  since: string;
+  now: string;
   counts: { kind: string; code: number | null; events: number; newest: string; meaning: string | null }[];
 }
+/** `in 90 days`, or since when the hub has events at all. */
+export function historyLength({ days, since, now }: History): string {
+  const length = Date.parse(now) - Date.parse(since);
+  return length > (days - 1) * 86_400_000
+    ? `in ${days} days`
+    : `in ${shortDuration(length)}, all that this hub has seen`;
+}
+
 export function eventMarks(events: HistoryEvent[]): Mark[] {
   const keys = new Set<string>();
   return events

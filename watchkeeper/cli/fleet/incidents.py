@@ -34,7 +34,8 @@ def command(ctx: click.Context, hub: Client, show_all: bool, as_json: bool) -> N
     """
     if ctx.invoked_subcommand is not None:
         return
-    incidents = hub.incidents(all=show_all)
+    answer = hub.list_incidents(all=show_all)
+    incidents = answer.incidents
     # An empty list must not hide that the hub is degraded.
     for problem in hub.status().degraded:
         click.echo(f"degraded: {problem}", err=True)
@@ -48,6 +49,8 @@ def command(ctx: click.Context, hub: Client, show_all: bool, as_json: bool) -> N
     header = ["id", "severity", "state", "opened", "cause", "what"]
     plain = [incident.plain for incident in incidents]
     options.print_rows(plain, header, rows, as_json=as_json, empty="No open incidents.")
+    if answer.plain.get("has_more"):
+        click.echo(f"The newest {len(incidents):,}; there are more.", err=True)
     if any(incident.state != "resolved" for incident in incidents):
         ctx.exit(1)
 

@@ -254,6 +254,11 @@ class Journal:
         first_opened = self._rows("SELECT MIN(opened_at) FROM incident")[0][0]
         return None if first_opened is None else wire.parse_time(first_opened)
 
+    def first_entry_at(self) -> datetime | None:
+        """When the oldest kept entry was written: before, the journal knows nothing."""
+        first = self._rows("SELECT MIN(at) FROM entry")[0][0]
+        return None if first is None else wire.parse_time(first)
+
     def open_incidents_at(self, node: fleet.Place) -> list[str]:
         """The ids of unresolved incidents at a node, or at a place in it."""
         rows = self._rows(

@@ -50,6 +50,8 @@ class EventCount(TypedDict):
 class EventHistory(TypedDict):
     now: datetime
     days: int
+    # The hub has events from then on: the start of `days`, or the first entry of its journal.
+    since: datetime
     total: int
     events: list[HistoryEvent]
     counts: list[EventCount]
@@ -78,11 +80,13 @@ class HistoryApi:
         cluster = params.get("cluster") or only_cluster
         now = self._runtime.clock.now()
         place = fleet.Place(cluster, node=node, gpu=gpu)
+        first = await self._journal.read(lambda: self._journal.first_entry_at() or now)
         matches = await self._journal.read(lambda: self._journal.events_at(place, now - timedelta(days=days), now))
         newest = sorted(matches, key=lambda event: event.at, reverse=True)
         return EventHistory(
             now=now,
             days=days,
+            since=max(now - timedelta(days=days), first),
             total=len(matches),
             events=[describe_event(event) for event in newest[:MAX_EVENTS]],
             counts=count_events(newest),

@@ -24,6 +24,8 @@ from watchkeeper.notify import digest, incident_report, message
 
 # The panel fits one screen; the list of incidents shows the rest page by page.
 MAX_OPEN_INCIDENTS = 200
+# More open ones are counted as at least this many.
+MAX_COUNTED_INCIDENTS = 1000
 MAX_RESOLVED_INCIDENTS = 5
 log = logging.getLogger(__name__)
 # About a year of a large fleet; no reader needs a longer digest.
@@ -93,7 +95,7 @@ class IncidentCards:
     def make_panel(self) -> dict[str, Any]:
         """Open incidents, most severe and newest first, and the most recently resolved ones."""
         open_incidents = sorted(
-            self._journal.incidents(open_only=True, limit=MAX_OPEN_INCIDENTS),
+            self._journal.incidents(open_only=True, limit=MAX_COUNTED_INCIDENTS),
             key=lambda incident: (-incident.severity.rank, -incident.opened_at.timestamp()),
         )
         resolved = [
@@ -103,7 +105,9 @@ class IncidentCards:
         ]
         resolved.sort(key=lambda incident: incident.resolved_at or incident.opened_at, reverse=True)
         return {
-            "open": [self.make_card(incident) for incident in open_incidents],
+            "open": [self.make_card(incident) for incident in open_incidents[:MAX_OPEN_INCIDENTS]],
+            "open_total": len(open_incidents),
+            "has_more": len(open_incidents) == MAX_COUNTED_INCIDENTS,
             "closed": [self.make_card(incident) for incident in resolved[:MAX_RESOLVED_INCIDENTS]],
         }
 

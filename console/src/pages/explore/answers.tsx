@@ -4,13 +4,14 @@ import { useMemo } from "preact/hooks";
 import { Chart } from "../../components/chart";
 import { Empty, Panel, Problem } from "../../components/parts";
 import { type Column, Table } from "../../components/table";
-import { count } from "../../lib/format";
+import { count, countAtLeast, plural } from "../../lib/format";
 import { type Line, TONES } from "../../lib/lines";
 import { setParams } from "../../lib/router";
 import { now } from "../../lib/store";
 import {
   formatValue,
   isSeries,
+  isTruncated,
   type Labels,
   labelNames,
   MAX_SERIES,
@@ -58,8 +59,10 @@ export function Answers({
       title={TITLES[view] ?? TITLES.chart}
       hint={
         rows.length > MAX_SERIES && view === "chart"
-          ? `first ${MAX_SERIES} of ${count(rows.length)} series; more in the table`
-          : notices.join(" · ")
+          ? `first ${MAX_SERIES} of ${countAtLeast(rows.length, isTruncated(results))} series; more in the table`
+          : isTruncated(results)
+            ? `first ${plural(rows.length, "row")}; there are more`
+            : notices.join(" · ")
       }
     >
       {failures.map((f) => (

@@ -102,6 +102,10 @@ export function useQueries(
   return results?.key === key ? results.list : undefined;
 }
 
+/** Whether the hub has cut a result at the limit of the request; then the number of series is not known. */
+export const isTruncated = (results: QueryResult[]) =>
+  results.some((r) => r.reply?.warnings?.some((w) => w.includes("truncated due to limit")));
+
 export const isSeries = (reply?: Reply): reply is Reply & { data: { result: Result[] } } =>
   reply !== undefined && ["matrix", "vector"].includes(reply.data.resultType);
 

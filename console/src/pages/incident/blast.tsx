@@ -5,7 +5,7 @@ import pack from "../../../../watchkeeper/packs/console/incident.json";
 import { Facts, Panel, Problem, Since, Skeleton } from "../../components/parts";
 import { useRequest } from "../../lib/api";
 import { count, humanise, money, plural, shortDuration, timeOfDay, workloadName } from "../../lib/format";
-import type { History } from "../../lib/marks";
+import { type History, historyLength } from "../../lib/marks";
 import { fillTemplate, jobName, quoted } from "../../lib/promql";
 import { to } from "../../lib/router";
 import type { BlastRadius, Card, Detail, Incident, Place } from "../../lib/types";
@@ -146,7 +146,7 @@ export function RecurrencePanel({ incident }: { incident: Incident }) {
   return (
     <Panel
       title={gpu ? "History of this GPU" : "History of this node"}
-      hint={history && `${history.days} days`}
+      hint={history && historyLength(history)}
       id="before-panel"
     >
       {!history ? (

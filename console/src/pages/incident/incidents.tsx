@@ -4,7 +4,7 @@
 import { Choice, Empty, GLYPH, Panel, Select, Time } from "../../components/parts";
 import { type Column, Table } from "../../components/table";
 import { useRequest } from "../../lib/api";
-import { percent, shortDuration, workloadName } from "../../lib/format";
+import { countAtLeast, percent, shortDuration, workloadName } from "../../lib/format";
 import { type PageProps, param, setParam, setParams, to } from "../../lib/router";
 import { now, useHub } from "../../lib/store";
 import type { Card } from "../../lib/types";
@@ -115,8 +115,8 @@ export function IncidentsPage({ address }: PageProps) {
   const version = JSON.stringify(
     [open, closed].map((list) => list?.map((c) => [c.id, c.state, c.confidence, c.assignee, c.silenced_by?.id])),
   );
-  const { answer, problem } = useRequest<{ incidents: Card[] }>(
-    `/api/incidents?open=${state === "all" || state === "resolved" ? 0 : 1}`,
+  const { answer, problem } = useRequest<{ incidents: Card[]; has_more: boolean }>(
+    `/api/incidents?limit=1000&open=${state === "all" || state === "resolved" ? 0 : 1}`,
     version,
   );
   const incidents = answer?.incidents;
@@ -130,8 +130,8 @@ export function IncidentsPage({ address }: PageProps) {
           rows &&
           incidents &&
           (isFiltered
-            ? `${rows.length} of ${incidents.length}`
-            : `${rows.length} ${state === "all" ? "in total" : state === "resolved" ? "resolved" : "open"}`)
+            ? `${rows.length} of ${countAtLeast(incidents.length, answer.has_more)}`
+            : `${countAtLeast(rows.length, answer.has_more)} ${state === "all" ? "in total" : state === "resolved" ? "resolved" : "open"}`)
         }
         id="incidents-panel"
         side={

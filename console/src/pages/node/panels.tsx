@@ -4,7 +4,7 @@ import { Chip, Empty, Panel, Since } from "../../components/parts";
 import { Strips } from "../../components/strips";
 import { type Column, Table } from "../../components/table";
 import { count, humanise } from "../../lib/format";
-import type { History } from "../../lib/marks";
+import { type History, historyLength } from "../../lib/marks";
 import { placeStrips } from "../../lib/promql";
 import { param, rangeMs, setParam, to } from "../../lib/router";
 import type { GpuAnswer } from "./labels";
@@ -96,7 +96,7 @@ export function HistoryPanel({ history, gpus, address }: { history?: History; gp
   return (
     <Panel
       title="Xid and event history"
-      hint={history && (history.total ? `${summary} in ${history.days} days` : `none in ${history.days} days`)}
+      hint={history && `${history.total ? summary : "none"} ${historyLength(history)}`}
       id="history"
     >
       <Table
@@ -111,7 +111,7 @@ export function HistoryPanel({ history, gpus, address }: { history?: History; gp
         maxRows={12}
         empty={
           <Empty title="No events">
-            No event in the kernel log, the driver or the fabric in {history?.days ?? 90} days.
+            No event in the kernel log, the driver or the fabric {history && historyLength(history)}.
           </Empty>
         }
       />

@@ -23,6 +23,7 @@ import yaml
 
 from tests.house import coverage, generate_api, generate_xid_rules
 from tests.house.tree import PACKAGE, Source, sources, summary
+from tests.support.numbers import definitions
 from tests.support.paths import ROOT
 from watchkeeper.agent import diag_page
 from watchkeeper.catalogue import causes
@@ -286,6 +287,10 @@ def coverage_page() -> str:
     return coverage.page(HEAD)
 
 
+def definitions_page() -> str:
+    return definitions.page(HEAD)
+
+
 def slo_rules() -> str:
     source = PACKAGE / "packs" / "slo.yaml"
     return slo.render_rules(slo.read_slos(source.read_text(), where="packs/slo.yaml"), source="packs/slo.yaml")
@@ -302,6 +307,7 @@ WRITTEN: dict[Path, Callable[[], str]] = {
     REFERENCE / "consistency.md": consistency_page,
     REFERENCE / "modules.md": modules_page,
     REFERENCE / "coverage.md": coverage_page,
+    REFERENCE / "definitions.md": definitions_page,
     RULE_FILES / "slo.yaml": slo_rules,
     PACKAGE / "client" / "answers.py": generate_api.python_answers,
     ROOT / "console" / "src" / "lib" / "types.ts": generate_api.console_types,

@@ -106,6 +106,8 @@ const COLUMNS: Column<Card>[] = [
   { id: "next", title: "Next step", minor: true, value: (c) => c.next_step ?? "", cell: (c) => c.next_step ?? "–" },
 ];
 
+const COUNTED: Record<string, string> = { all: "in total", resolved: "resolved" };
+
 /** `?state=resolved&severity=critical&text=rack`; old links write `all=1` for `state=all`. */
 export function IncidentsPage({ address }: PageProps) {
   const { open, closed } = useHub();
@@ -131,7 +133,7 @@ export function IncidentsPage({ address }: PageProps) {
           incidents &&
           (isFiltered
             ? `${rows.length} of ${countAtLeast(incidents.length, answer.has_more)}`
-            : `${countAtLeast(rows.length, answer.has_more)} ${state === "all" ? "in total" : state === "resolved" ? "resolved" : "open"}`)
+            : `${countAtLeast(rows.length, answer.has_more)} ${COUNTED[state] ?? "open"}`)
         }
         id="incidents-panel"
         side={

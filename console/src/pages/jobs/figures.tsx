@@ -36,6 +36,7 @@ export function JobFigures({ list, address }: { list: JobsAnswer; address: URL }
   const ofFirst = jobs.length < list.total ? `, of the first ${count(jobs.length)} jobs` : "";
   const noProblemText = isUnmeasured ? "no measurements yet" : "none hung, stalled, slow or idle";
   const teams = new Set(jobs.map((j) => j.team).filter(Boolean)).size;
+  const teamText = teams ? `${ofFirst ? "at least " : ""}${plural(teams, "team")}` : "unknown teams";
   const jobGpus = started.reduce((sum, j) => sum + j.gpus, 0);
   const countOrUnknown = (n: number) => (n === 0 && isUnmeasured ? "unknown" : count(n));
   return (
@@ -51,7 +52,7 @@ export function JobFigures({ list, address }: { list: JobsAnswer; address: URL }
         name="GPUs allocated"
         value={gpus.unknown && !gpus.allocated ? "unknown" : count(gpus.allocated)}
         meaning={[
-          `by ${plural(startedCount, "job")} ${teams ? `of ${ofFirst ? "at least " : ""}${plural(teams, "team")}` : "of unknown teams"}`,
+          `by ${plural(startedCount, "job")} of ${teamText}`,
           gpus.not_reporting + gpus.down ? `${count(gpus.not_reporting + gpus.down)} not reporting` : "",
         ]
           .filter(Boolean)

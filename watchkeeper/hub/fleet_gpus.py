@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from watchkeeper.errors import WatchkeeperError
@@ -144,7 +144,15 @@ def decide_states(sources: FleetGpuSources, *, at: datetime | None = None) -> Fl
         slots, schedule = sources.layout.slots_by_node[key], schedules.get(key)
         for slot, state in zip(slots, _decide_node(node, slots, schedule, sources=sources, faults=faults), strict=True):
             states[slot] = state
-    return FleetGpuStates(sources.layout, sources.gpu_holders, tuple(states), schedules, at)
+    return FleetGpuStates(sources.layout, _drop_missing(sources), tuple(states), schedules, at)
+
+
+def _drop_missing(sources: FleetGpuSources) -> holders.GpuHolders:
+    """The holders of GPUs that report: those of the others are unknown, and their series end a little later."""
+    reporting, gpu_holders = sources.reporting, sources.gpu_holders
+    if reporting is None:
+        return gpu_holders
+    return replace(gpu_holders, by_gpu={uuid: held for uuid, held in gpu_holders.by_gpu.items() if uuid in reporting})
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ def gpus_of_a_node(look: Look) -> Iterator[Contradiction]:
     workloads = look.get("/api/fleet", "workloads") or {}
     for line in subjects.node_lines(look):
         for page in look.rows(f"/api/who?name={line['name']}", "nodes"):
-            present = sum(not gpu["is_gone"] for gpu in page["gpus"])
+            present = sum(gpu["state"] not in (None, "down", "not_reporting") for gpu in page["gpus"])
             yield from require(present == line["gpus_seen"], line["name"], page=present, node_list=line["gpus_seen"])
             for gpu in page["gpus"]:
                 holder, held = workloads.get(gpu["uuid"]), bool(gpu["holders"])

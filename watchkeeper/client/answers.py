@@ -728,7 +728,7 @@ class GpuEvent(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IncidentCard(HubAnswer):
-    """Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None, advice: 'str' = '', recovering_since: 'datetime | None' = None, runs_on: 'tuple[Place, ...]' = (), root: 'str | None' = None)"""
+    """One fault with all its signals: its place, cause, title and severity are those of the leading signal."""
 
     id: str
     place: Place
@@ -761,7 +761,7 @@ class IncidentCard(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NamedIncident(HubAnswer):
-    """Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None, advice: 'str' = '', recovering_since: 'datetime | None' = None, runs_on: 'tuple[Place, ...]' = (), root: 'str | None' = None)"""
+    """One fault with all its signals: its place, cause, title and severity are those of the leading signal."""
 
     id: str
     place: Place

@@ -67,6 +67,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
+    """One fault with all its signals: its place, cause, title and severity are those of the leading signal."""
+
     id: IncidentId
     place: Place
     title: str

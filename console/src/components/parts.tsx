@@ -231,6 +231,11 @@ export function IncidentCard({ card }: { card: CardValue }) {
             {card.workloads.length === 1 ? workloadName(card.workloads[0]) : `${card.workloads.length} workloads`}
           </Chip>
         )}
+        {isOpen && card.root && (
+          <a class="chip" href={to.incident(card.root)} title={`${card.root} stops a job that runs here`}>
+            beside {card.root}
+          </a>
+        )}
         {card.silenced_by && (
           <Chip tone="warning" title={describeSilence(card.silenced_by)}>
             silenced

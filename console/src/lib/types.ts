@@ -678,6 +678,7 @@ export interface GpuEvent {
   previous_seconds: number;
   incident: string;
 }
+/** One fault with all its signals: its place, cause, title and severity are those of the leading signal. */
 export interface Incident {
   id: string;
   place: Place;
@@ -699,7 +700,7 @@ export interface Incident {
   runs_on: Place[];
   root: string | null;
 }
-/** Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None, advice: 'str' = '', recovering_since: 'datetime | None' = None, runs_on: 'tuple[Place, ...]' = (), root: 'str | None' = None) */
+/** One fault with all its signals: its place, cause, title and severity are those of the leading signal. */
 export interface Card {
   id: string;
   place: Place;
@@ -747,7 +748,7 @@ export interface Member {
   previous_seconds: number;
 }
 export type MemberKind = "event" | "alert" | "domain";
-/** Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None, advice: 'str' = '', recovering_since: 'datetime | None' = None, runs_on: 'tuple[Place, ...]' = (), root: 'str | None' = None) */
+/** One fault with all its signals: its place, cause, title and severity are those of the leading signal. */
 export interface NamedIncident {
   id: string;
   place: Place;

@@ -45,7 +45,8 @@ def command(ctx: click.Context, hub: Client, show_all: bool, as_json: bool) -> N
         state += f" ({card.assignee})" if card.assignee and card.state == "acknowledged" else ""
         state += f", {card.repair.activity}" if card.repair else ""
         state += ", silenced" if card.silenced_by and not card.part_of else ""
-        rows.append([card.id, card.severity, state, times.utc(card.opened_at), card.cause, card.title])
+        title = f"{card.title} (beside {card.root})" if card.root else card.title
+        rows.append([card.id, card.severity, state, times.utc(card.opened_at), card.cause, title])
     header = ["id", "severity", "state", "opened", "cause", "what"]
     plain = [incident.plain for incident in incidents]
     options.print_rows(plain, header, rows, as_json=as_json, empty="No open incidents.")

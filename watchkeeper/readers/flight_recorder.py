@@ -17,6 +17,7 @@ from watchkeeper.readers import safe_pickle
 
 # nccl_trace_rank_3   comm_lib_trace_rank_12.json   rank7.pickle
 RANK_OF_NAME = re.compile(r"rank[_-]?(\d{1,9})(?=\D|$)(?!.*rank[_-]?\d)", re.IGNORECASE)
+RANK = re.compile(r"(?<!\d)\d{1,9}(?!\d)")
 
 
 class InvalidDump(WatchkeeperError):
@@ -59,6 +60,7 @@ def read(name: str, raw: bytes) -> RankDump:
     else:
         try:
             loaded = json.loads(raw)
+            safe_pickle.check_plain(loaded)
         except (ValueError, RecursionError) as error:
             raise InvalidDump(f"invalid JSON: {error}", where=name) from error
     if not isinstance(loaded, dict) or not isinstance(loaded.get("entries"), (list, tuple)):
@@ -76,7 +78,7 @@ def read(name: str, raw: bytes) -> RankDump:
 def _read_groups(config: Any) -> dict[str, tuple[int, ...]]:
     groups = config.items() if isinstance(config, dict) else ()
     texts = {str(key): str(group.get("ranks", "")) for key, group in groups if isinstance(group, dict)}
-    return {key: tuple(map(int, re.findall(r"\d+", text))) for key, text in texts.items()}
+    return {key: tuple(map(int, RANK.findall(text))) for key, text in texts.items()}
 
 
 def _read_collective(entry: Mapping[str, Any]) -> Collective:

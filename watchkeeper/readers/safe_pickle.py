@@ -1,20 +1,26 @@
 """Read plain values from a pickle without executing it.
 
 The instructions are only decoded, with `pickletools`, and those that build numbers, texts, lists and mappings are
-interpreted. An instruction that imports or calls anything else raises `UnsafePickle`.
+interpreted. An instruction that imports or calls anything else raises `UnsafePickle`. So does a value that is larger
+than it looks: a list that contains itself, or that contains another one many times, which contains another one.
 """
 
 from __future__ import annotations
 
 import pickletools
-from collections.abc import Set
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
+from typing import Any
 
 from watchkeeper.errors import WatchkeeperError
 
-# A dump with 2,000 entries has about 200,000 instructions.
-MAX_INSTRUCTIONS = 20_000_000
+# A dump with 2,000 entries has about 200,000 instructions, and its values are nested 6 deep.
+MAX_INSTRUCTIONS = 5_000_000
 MAX_BYTES = 256 << 20
+# Of the value as text, where a part counts as often as it is contained.
+MAX_VALUES, MAX_CHARACTERS, MAX_DEPTH = 5_000_000, 64 << 20, 32
+# Times in nanoseconds and addresses have 64 bits.
+MAX_INTEGER_BITS = 128
 # PyTorch writes lists of numbers with these functions; each returns its argument as a list.
 LIST_CONSTRUCTORS = frozenset({f"torch.jit._pickle build_{kind}list" for kind in ("int", "double", "bool", "tensor")})
 MAPPING_CONSTRUCTORS = frozenset({"collections OrderedDict"})
@@ -25,13 +31,20 @@ LITERALS: Set[str] = {
     *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
 }
 MARK = object()
+# Only these may be keys: the hash of a deeply nested tuple overflows the C stack.
+Scalar = str | bytes | bytearray | int | float | None
+# What Python's own functions raise for a pickle that does not fit together.
+INVALID = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError),
+)
 
 
 class UnsafePickle(WatchkeeperError):
     """The pickle imports or calls something, or is not a valid pickle of plain values."""
 
 
-class _Constructor(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Constructor:
     """The name of a constructor in the pickle; harmless, because it is never imported."""
 
     name: str
@@ -47,11 +60,38 @@ def loads(raw: bytes) -> Any:
             if count > MAX_INSTRUCTIONS:
                 raise UnsafePickle(f"the pickle has more than {MAX_INSTRUCTIONS:,} instructions")
             if opcode.name == "STOP":
-                return machine.stack.pop()
+                value = machine.stack.pop()
+                check_plain(value)
+                return value
             machine.execute(opcode.name, argument, position or 0)
-    except (ValueError, IndexError, TypeError, KeyError, OverflowError) as error:
+    except INVALID as error:
         raise UnsafePickle(f"the pickle is invalid or truncated: {error}") from error
     raise UnsafePickle("the pickle is truncated: it has no STOP instruction")
+
+
+def check_plain(value: Any) -> None:
+    """Raise UnsafePickle unless the value consists of a limited number of plain values, also if written as text."""
+    remaining, values, characters = [(value, 0)], 0, 0
+    while remaining:
+        part, depth = remaining.pop()
+        values += 1
+        if isinstance(part, list | tuple | dict):
+            _check_limit("values nested in each other", depth, MAX_DEPTH)
+            inner = part if not isinstance(part, dict) else (*part.keys(), *part.values())
+            _check_limit("values", values + len(remaining) + len(inner), MAX_VALUES)
+            remaining += [(each, depth + 1) for each in inner]
+        elif isinstance(part, str | bytes | bytearray):
+            characters += len(part)
+            _check_limit("characters", characters, MAX_CHARACTERS)
+        elif isinstance(part, int):
+            _check_limit("bits in a number", part.bit_length(), MAX_INTEGER_BITS)
+        elif not isinstance(part, float | None):
+            raise UnsafePickle("the pickle contains something that is not a plain value")
+
+
+def _check_limit(unit: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise UnsafePickle(f"the content has {count:,} {unit} or more, the limit is {limit:,}")
 
 
 class _PickleMachine:
@@ -60,6 +100,7 @@ class _PickleMachine:
     def __init__(self) -> None:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
+        self._copied = 0
 
     def execute(self, name: str, argument: Any, position: int) -> None:
         if name in CONSTANTS:
@@ -102,30 +143,47 @@ class _PickleMachine:
         arguments, constructor = self.stack.pop(), self.stack.pop()
         if not isinstance(constructor, _Constructor):
             raise UnsafePickle(f"the pickle calls something at byte {position}; it was not called")
+        # The same list may be copied by every instruction.
+        self._copied += len(arguments[0]) if arguments else 0
+        _check_limit("copied values", self._copied, MAX_VALUES)
         if constructor.name in LIST_CONSTRUCTORS:
             self.stack.append(list(arguments[0]))
         else:
-            self.stack.append(dict(arguments[0]) if arguments else {})
+            self.stack.append(_set_pairs({}, arguments[0]) if arguments else {})
+
+
+def _set_pairs(mapping: Any, pairs: Iterable[tuple[Any, Any]]) -> Any:
+    for key, value in pairs:
+        if not isinstance(mapping, dict) or not isinstance(key, Scalar):
+            raise TypeError(f"a {type(key).__name__} is a key of a {type(mapping).__name__}")
+        mapping[key] = value
+    return mapping
+
+
+def _extend(values: Any, items: list[Any]) -> None:
+    if not isinstance(values, list):
+        raise TypeError(f"a value is appended to a {type(values).__name__}")
+    values.extend(items)
 
 
 def _append(machine: _PickleMachine) -> None:
     item = machine.stack.pop()
-    machine.stack[-1].append(item)
+    _extend(machine.stack[-1], [item])
 
 
 def _appends(machine: _PickleMachine) -> None:
     items = machine.items_since_mark()
-    machine.stack[-1].extend(items)
+    _extend(machine.stack[-1], items)
 
 
 def _set_item(machine: _PickleMachine) -> None:
     value, key = machine.stack.pop(), machine.stack.pop()
-    machine.stack[-1][key] = value
+    _set_pairs(machine.stack[-1], [(key, value)])
 
 
 def _set_items(machine: _PickleMachine) -> None:
     items = machine.items_since_mark()
-    machine.stack[-1].update(zip(items[::2], items[1::2], strict=True))
+    _set_pairs(machine.stack[-1], zip(items[::2], items[1::2], strict=True))
 
 
 def _tuple_builder(count: int) -> Any:

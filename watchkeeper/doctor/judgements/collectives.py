@@ -224,18 +224,23 @@ def _is_in_block(sighting: Sighting, heading: Sequence[Sighting]) -> bool:
 def dumps(facts: DoctorFacts) -> Iterable[Opinion]:
     """Compare the flight recorder dumps of a job, by group of ranks."""
     dumps_by_rank = {dump.rank: (dump, sighting) for dump, sighting in facts.dumps if dump.rank is not None}
-    groups = [collective.group for dump, _ in dumps_by_rank.values() for collective in dump.collectives]
-    for group in dict.fromkeys(groups):
-        last = {rank: _current_collective(dump, group) for rank, (dump, _) in dumps_by_rank.items()}
-        stuck = {rank: collective for rank, collective in last.items() if collective is not None}
+    stuck_by_group: dict[str, dict[int, Collective]] = {}
+    for rank, (dump, _) in dumps_by_rank.items():
+        for group, collective in _current_collectives(dump).items():
+            stuck_by_group.setdefault(group, {})[rank] = collective
+    for group, stuck in stuck_by_group.items():
         if len(stuck) > 1 and any(entry.state != "completed" or entry.timed_out for entry in stuck.values()):
             yield from _compare_ranks(group, stuck, dumps_by_rank)
 
 
-def _current_collective(dump: RankDump, group: str) -> Collective | None:
-    """The current collective of a rank: its first incomplete one, otherwise its last."""
-    own = [collective for collective in dump.collectives if collective.group == group and not collective.is_p2p]
-    return next((collective for collective in own if collective.state != "completed"), own[-1] if own else None)
+def _current_collectives(dump: RankDump) -> dict[str, Collective]:
+    """The current collective of a rank in each group: its first incomplete one, otherwise its last."""
+    current: dict[str, Collective] = {}
+    for collective in dump.collectives:
+        previous = current.get(collective.group)
+        if not collective.is_p2p and (previous is None or previous.state == "completed"):
+            current[collective.group] = collective
+    return current
 
 
 def _compare_ranks(

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+# The tag of field number 1; no field has the number 0.
+FIRST_TAG = 8
 
-def read_fields(message: bytes, position: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield each field as its tag, start and end; for a varint, the start is the value itself."""
+
+def read_fields(
+    message: bytes, position: int, end: int, *, max_fields: int | None = None
+) -> Iterator[tuple[int, int, int]]:
+    """Yield each field as its tag, start and end; for a varint, the start is the value itself.
+
+    A message of the smallest fields, of two bytes each, takes seconds for each 10 MiB: limit the fields of a stranger.
+    """
+    remaining = -1 if max_fields is None else max_fields
     while position < end:
+        if remaining == 0:
+            raise IndexError(f"more than {max_fields} fields at byte {position}")
+        remaining -= 1
         tag, position = read_varint(message, position)
         wire_type = tag & 7
+        if tag < FIRST_TAG:
+            raise IndexError(f"field number 0 at byte {position}")
         if wire_type == 0:
             number, position = read_varint(message, position)
             yield tag, number, position

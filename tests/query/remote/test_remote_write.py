@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import time
 
 import cramjam
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from tests.query.loading import instant
 from tests.query.remote.remote_writing import AT_MS, label_sets, points
 from watchkeeper import errors
+from watchkeeper.kit.protobuf import encode_varint
 from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import STALE, STALE_BITS, Sample
@@ -32,8 +34,7 @@ def packed(message: bytes) -> bytes:
 
 
 def field(tag: int, content: bytes) -> bytes:
-    assert len(content) < 128
-    return bytes([tag, len(content)]) + content
+    return bytes([tag]) + encode_varint(len(content)) + content
 
 
 def one_series(*samples: bytes, name: str = "x") -> bytes:
@@ -121,6 +122,34 @@ def test_each_limit_is_told_with_both_numbers(limits: WriteLimits, problem: str)
     series = [(Labels({"__name__": "x", "gpu": str(gpu)}), [1, 2], [1.0, 2.0]) for gpu in range(3)]
     with pytest.raises(errors.WireError, match=problem):
         remote_write.decode(remote_write.encode(series), limits)
+
+
+MANY = 20_000_000
+NAMED = field(0x0A, field(0x0A, b"__name__") + field(0x12, b"x"))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        (bytes(2 * MANY), "field number 0 at byte"),
+        (b"\x20\x00" * MANY, "10001 unknown fields, the limit is 10000"),
+        (b"\x0a\x00" * MANY, "200001 series, the limit is 200000"),
+        (b"\x1a\x00" * MANY, "100001 descriptions, the limit is 100000"),
+        (field(0x0A, b"\x0a\x00" * MANY), "4000001 labels, the limit is 4000000"),
+        (field(0x0A, NAMED + b"\x12\x00" * MANY), "1000001 samples, the limit is 1000000"),
+        (field(0x0A, NAMED + b"\x1a\x00" * MANY), "100001 exemplars, the limit is 100000"),
+        (field(0x0A, NAMED + b"\x22\x00" * MANY), "100001 histograms, the limit is 100000"),
+        (field(0x0A, NAMED + b"\x28\x00" * MANY), "10001 unknown fields, the limit is 10000"),
+        (field(0x0A, NAMED + field(0x12, b"\x10\x00" * MANY)), "more than 8 fields at byte"),
+        (field(0x0A, NAMED + field(0x22, b"\x5a" + field(0x5A, b"\x02" * MANY))), "bytes of histograms, the limit is"),
+    ],
+)
+def test_a_small_body_of_endless_fields_is_refused_while_it_is_read(message: bytes, problem: str) -> None:
+    body, began = packed(message), time.process_time()
+    with pytest.raises(errors.WireError, match=problem):
+        remote_write.decode(body)
+    assert time.process_time() - began < 5.0
 
 
 def test_a_bomb_is_refused_before_it_is_unpacked() -> None:

@@ -43,6 +43,8 @@ METRIC_TYPES = ("unknown", "counter", "gauge", "histogram", "gaugehistogram", "s
 MAX_CACHED_BYTES = 2048
 # The memory of a cached label set besides its bytes: dictionary entries, the Labels, and a pointer for each pair.
 ENTRY_OVERHEAD_BYTES = 400
+# No sender has messages with more fields: a label has 2, a sample 3, a description 4, an exemplar 2 and its labels.
+MAX_FIELDS, MAX_EXEMPLAR_FIELDS = 8, 128
 Series: TypeAlias = tuple[Labels, Millis, Floats]
 
 
@@ -54,6 +56,13 @@ class WriteLimits:
     max_unpacked_bytes: int = 64 * 1024 * 1024
     max_series: int = 200_000
     max_samples: int = 1_000_000
+    max_labels: int = 4_000_000
+    max_exemplars: int = 100_000
+    max_histograms: int = 100_000
+    max_histogram_bytes: int = 8 * 1024 * 1024
+    max_metadata: int = 100_000
+    # Fields that this version does not know.
+    max_unknown: int = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,14 +267,24 @@ class _RequestReader:
         self.metadata: dict[str, tuple[str, str, str]] = {}
         self.exemplars: list[tuple[Labels, Exemplar]] = []
         self.histograms: list[HistogramSample] = []
+        # What was read, also what is dropped, by the unit of its limit.
+        self.read_counts: Counter[str] = Counter()
 
     def read(self) -> WriteRequest:
+        max_series, series_count = self.limits.max_series, 0
         for tag, start, end in read_fields(self.message, 0, len(self.message)):
-            if tag == 0x0A and not (end - start > SAMPLE_BYTES and self._read_cached_series(start, end)):
-                self._read_series(start, end)
+            if tag == 0x0A:
+                series_count += 1
+                if series_count > max_series:
+                    _check_limit("series", series_count, max_series)
+                if not (end - start > SAMPLE_BYTES and self._read_cached_series(start, end)):
+                    self._read_series(start, end)
             elif tag == 0x1A:
+                self._count("descriptions", self.limits.max_metadata)
                 self._read_metadata(start, end)
-        self._check_limits()
+            else:
+                self._count("unknown fields", self.limits.max_unknown)
+        _check_limit("samples", len(self.offsets), self.limits.max_samples)
         times, values = self._read_samples()
         ends = np.cumsum(self.counts, dtype=np.int64).tolist()
         series = [
@@ -289,9 +308,13 @@ class _RequestReader:
 
     def _read_series(self, start: int, end: int) -> None:
         message, position = self.message, start
-        while position < end and message[position] == 0x0A:
+        labels_left = self.limits.max_labels - self.read_counts["labels"]
+        label_count = 0
+        while position < end and message[position] == 0x0A and label_count <= labels_left:
             length, position = read_varint(message, position + 1)
             position += length
+            label_count += 1
+        self._count("labels", self.limits.max_labels, label_count)
         if position > end:
             raise IndexError(f"labels end at byte {position}, their series at {end}")
         read_labels = _label_sets.get if position - start <= MAX_CACHED_BYTES else _read_labels
@@ -304,14 +327,19 @@ class _RequestReader:
                     # Some senders omit a value of 0 and a time of 0, and times before 1971 are shorter.
                     self.unusual[len(self.offsets)] = _read_sample(self.message, at, stop)
                 self.offsets.append(at if is_usual else -1)
-            elif tag == 0x1A and labels is not None:
-                self.exemplars.append((labels, _read_exemplar(message, at, stop)))
-            elif tag == 0x22:
-                self._read_histogram(labels, at, stop)
+                if len(self.offsets) > self.limits.max_samples:
+                    _check_limit("samples", len(self.offsets), self.limits.max_samples)
             elif tag == 0x1A:
-                self.dropped["exemplar"] += 1
+                self._count("exemplars", self.limits.max_exemplars)
+                self._read_exemplar(labels, at, stop)
+            elif tag == 0x22:
+                self._count("histograms", self.limits.max_histograms)
+                self._count("bytes of histograms", self.limits.max_histogram_bytes, stop - at)
+                self._read_histogram(labels, at, stop)
             elif tag == 0x0A:
                 raise IndexError("labels follow samples")
+            else:
+                self._count("unknown fields", self.limits.max_unknown)
         count = len(self.offsets) - before
         if labels is None:
             self.dropped["invalid_labels"] += count
@@ -322,12 +350,17 @@ class _RequestReader:
         if count:
             self.labels.append(labels)
             self.counts.append(count)
-        self._check_limits()
 
-    def _check_limits(self) -> None:
-        _check_limit("series", len(self.labels), self.limits.max_series)
-        _check_limit("samples", len(self.offsets) + len(self.histograms), self.limits.max_samples)
-        _check_limit("exemplars", len(self.exemplars), self.limits.max_samples)
+    def _count(self, unit: str, limit: int, count: int = 1) -> None:
+        self.read_counts[unit] += count
+        if self.read_counts[unit] > limit:
+            _check_limit(unit, self.read_counts[unit], limit)
+
+    def _read_exemplar(self, labels: Labels | None, start: int, end: int) -> None:
+        if labels is None:
+            self.dropped["exemplar"] += 1
+        else:
+            self.exemplars.append((labels, _read_exemplar(self.message, start, end)))
 
     def _read_histogram(self, labels: Labels | None, start: int, end: int) -> None:
         if labels is None:
@@ -367,7 +400,7 @@ class _RequestReader:
 
     def _read_metadata(self, start: int, end: int) -> None:
         kind, texts = 0, {0x12: "", 0x22: "", 0x2A: ""}
-        for tag, at, stop in read_fields(self.message, start, end):
+        for tag, at, stop in read_fields(self.message, start, end, max_fields=MAX_FIELDS):
             if tag == 0x08:
                 kind = at
             elif tag in texts:
@@ -378,7 +411,7 @@ class _RequestReader:
 
 def _read_sample(message: bytes, start: int, end: int) -> tuple[int, float]:
     at_ms, value = 0, 0.0
-    for tag, at, _ in read_fields(message, start, end):
+    for tag, at, _ in read_fields(message, start, end, max_fields=MAX_FIELDS):
         if tag == 0x09:
             (value,) = struct.unpack_from("<d", message, at)
         elif tag == TIME_TAG:
@@ -388,7 +421,7 @@ def _read_sample(message: bytes, start: int, end: int) -> tuple[int, float]:
 
 def _read_exemplar(message: bytes, start: int, end: int) -> Exemplar:
     pairs, value, at_ms = [], 0.0, 0
-    for tag, at, stop in read_fields(message, start, end):
+    for tag, at, stop in read_fields(message, start, end, max_fields=MAX_EXEMPLAR_FIELDS):
         if tag == 0x0A:
             pairs.append(_read_pair(message, at, stop))
         elif tag == 0x11:
@@ -400,7 +433,7 @@ def _read_exemplar(message: bytes, start: int, end: int) -> Exemplar:
 
 def _read_pair(message: bytes, start: int, end: int) -> tuple[str, str]:
     texts = {0x0A: "", 0x12: ""}
-    for tag, at, stop in read_fields(message, start, end):
+    for tag, at, stop in read_fields(message, start, end, max_fields=MAX_FIELDS):
         if tag in texts:
             texts[tag] = message[at:stop].decode()
     return texts[0x0A], texts[0x12]

@@ -97,6 +97,10 @@ class QueryLimit(QueryError):
     """A query exceeds a limit of the engine; the message has the limit and the value."""
 
 
+class QueryTimeout(QueryError):
+    """A query reached its deadline, or its client disconnected."""
+
+
 class CollectError(WatchkeeperError):
     """A source did not answer, or its answer is invalid."""
 

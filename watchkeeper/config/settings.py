@@ -236,6 +236,11 @@ class QuerySettings:
     )
     # About 80 for each GPU, its jobs and pods included: 20,000 GPUs have 1.6 million, which take 3.5 GiB.
     max_series: int = positive(2_000_000, "Limit of active series. Samples of further series are dropped and counted.")
+    max_query_mebibytes: int = positive(
+        1024,
+        "Memory that the results of one query may use at once in the embedded engine, in MiB; for a moment it may need"
+        " four times as much. A larger query fails with status 422.",
+    )
     near: bool = setting(
         False,
         "With the engine `prometheus`: evaluate rules on samples in this hub's memory (`memory`) instead of the server."

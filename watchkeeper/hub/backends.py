@@ -15,7 +15,8 @@ from watchkeeper.store.head import head
 def build_engine(settings: config.Settings) -> engine.Engine:
     if settings.query.engine is config.QueryEngine.EMBEDDED:
         # `Samples.open` replaces this head with the store in the data directory.
-        return embedded.EmbeddedEngine(head.Head(max_series=settings.query.max_series))
+        limits = engine.QueryLimits(max_bytes=settings.query.max_query_mebibytes << 20)
+        return embedded.EmbeddedEngine(head.Head(max_series=settings.query.max_series), limits)
     has_target_lists = settings.fleet.sd_files or settings.fleet.sd_urls or settings.fleet.prometheus_config
     scrapes = settings.fleet.scrape and (has_target_lists or settings.fleet.reads_pods)
     if scrapes and settings.query.write_url is None:

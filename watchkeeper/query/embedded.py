@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from watchkeeper import errors
+from watchkeeper.kit import allowance
 from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.histograms import HistogramSample
 from watchkeeper.model.labels import Labels
@@ -32,7 +33,16 @@ from watchkeeper.query.engine import (
     Selectors,
 )
 from watchkeeper.query.evaluate.evaluator import Evaluator
-from watchkeeper.query.evaluate.values import Scalar, Text, Value, Vector, Windows, is_none, without_dropped
+from watchkeeper.query.evaluate.values import (
+    CELL_BYTES,
+    Scalar,
+    Text,
+    Value,
+    Vector,
+    Windows,
+    is_none,
+    without_dropped,
+)
 from watchkeeper.query.promql import ast, patterns
 from watchkeeper.query.promql.parser import parse
 from watchkeeper.store import interfaces
@@ -42,6 +52,10 @@ if TYPE_CHECKING:
     from watchkeeper.store import durable
 
 MAX_PARSED_EXPRESSIONS = 2048
+# A tree takes about a hundred times the memory of its text: generated queries of 64 KiB would fill the memory.
+MAX_PARSED_CHARACTERS = 4096
+# A label set in a list of series: its texts are shared, but an answer contains all of them.
+LISTED_SERIES_BYTES = 1000
 # Points of a result that the event loop computes without a thread: 0.3 ms.
 MAX_CHEAP_POINTS = 8_000
 
@@ -76,30 +90,33 @@ class EmbeddedEngine:
         tree = self._parse(expr)
         times = np.array([at_ms], dtype=np.int64)
         evaluator = Evaluator(self.head, self._limits, span=QueryRange(at_ms, at_ms, 1))
-        value = evaluator.evaluate(tree, times)
-        warnings, infos = (*self.head.warnings(), *evaluator.notes.warnings(expr)), evaluator.notes.infos(expr)
-        if isinstance(value, Windows):
-            return QueryResult(ResultType.MATRIX, _raw_frame(value), warnings=warnings, infos=infos)
-        if isinstance(value, Text):
-            return QueryResult(
-                ResultType.STRING, Frame([], times[:0], np.empty((0, 0)), np.empty((0, 0), dtype=bool)), value.value
-            )
-        kind = ResultType.SCALAR if isinstance(value, Scalar) else ResultType.VECTOR
-        return QueryResult(kind, _frame(value, times), warnings=warnings, infos=infos)
+        with evaluator.memory:
+            value = evaluator.evaluate(tree, times)
+            if isinstance(value, Text):
+                no_samples = Frame([], times[:0], np.empty((0, 0)), np.empty((0, 0), dtype=bool))
+                return QueryResult(ResultType.STRING, no_samples, value.value)
+            frame = _raw_frame(value) if isinstance(value, Windows) else _frame(value, times)
+        kinds = {Windows: ResultType.MATRIX, Scalar: ResultType.SCALAR}
+        return self._result(kinds.get(type(value), ResultType.VECTOR), frame, evaluator, expr)
 
     def range(self, expr: str, span: QueryRange) -> QueryResult:
         self._limits.check_steps(span)
         tree = self._parse(expr)
         evaluator = Evaluator(self.head, self._limits, span=span)
-        value = evaluator.evaluate(tree, span.times)
-        if isinstance(value, (Windows, Text)):
-            kind = "range vector" if isinstance(value, Windows) else "string"
-            raise errors.QueryError(
-                f'invalid expression type "{kind}" for range query, must be Scalar or instant Vector',
-                remedy="Apply a function such as rate()",
-            )
-        warnings, infos = (*self.head.warnings(), *evaluator.notes.warnings(expr)), evaluator.notes.infos(expr)
-        return QueryResult(ResultType.MATRIX, _frame(value, span.times), warnings=warnings, infos=infos)
+        with evaluator.memory:
+            value = evaluator.evaluate(tree, span.times)
+            if isinstance(value, (Windows, Text)):
+                kind = "range vector" if isinstance(value, Windows) else "string"
+                raise errors.QueryError(
+                    f'invalid expression type "{kind}" for range query, must be Scalar or instant Vector',
+                    remedy="Apply a function such as rate()",
+                )
+            frame = _frame(value, span.times)
+        return self._result(ResultType.MATRIX, frame, evaluator, expr)
+
+    def _result(self, kind: ResultType, frame: Frame, evaluator: Evaluator, expr: str) -> QueryResult:
+        warnings = (*self.head.warnings(), *evaluator.notes.warnings(expr))
+        return QueryResult(kind, frame, warnings=warnings, infos=evaluator.notes.infos(expr))
 
     def range_if_cheap(self, expr: str, span: QueryRange) -> QueryResult | None:
         # Panels of one node are cheap: a selector of few series that was queried before. A thread switch takes 0.15 ms,
@@ -111,16 +128,25 @@ class EmbeddedEngine:
         return self.range(expr, span) if count is not None and count * span.steps <= MAX_CHEAP_POINTS else None
 
     def series(self, matchers: Selectors, start_ms: int, end_ms: int) -> list[Labels]:
-        label_sets = {labels for selector in matchers for labels in self.head.series(selector, start_ms, end_ms)}
+        memory, label_sets = allowance.Memory(self._limits.max_bytes), set[Labels]()
+        for selector in matchers:
+            allowance.check()
+            label_sets.update(self.head.series(selector, start_ms, end_ms))
+            memory.require(LISTED_SERIES_BYTES * len(label_sets))
         return sorted(label_sets)
 
     def label_names(self, matchers: Selectors, start_ms: int, end_ms: int) -> list[str]:
         return sorted(
-            {name for selector in matchers or [()] for name in self.head.label_names(selector, start_ms, end_ms)}
+            {
+                name
+                for selector in _watch_each(matchers or [()])
+                for name in self.head.label_names(selector, start_ms, end_ms)
+            }
         )
 
     def label_values(self, name: str, matchers: Selectors, *, start_ms: int, end_ms: int) -> list[str]:
-        value_lists = (self.head.label_values(name, selector, start_ms, end_ms=end_ms) for selector in matchers or [()])
+        selectors = _watch_each(matchers or [()])
+        value_lists = (self.head.label_values(name, selector, start_ms, end_ms=end_ms) for selector in selectors)
         return sorted({value for values in value_lists for value in values})
 
     def latest_samples(self, matchers: Sequence[Matcher], at_ms: int) -> list[interfaces.AnySample]:
@@ -160,6 +186,7 @@ class EmbeddedEngine:
 
     def exemplars(self, matchers: Selectors, start_ms: int, end_ms: int) -> list[tuple[Labels, list[Exemplar]]]:
         def is_selected(series: Labels) -> bool:
+            allowance.check()
             return any(
                 all(patterns.matches(matcher, series.get(matcher.name, "")) for matcher in selector)
                 for selector in matchers
@@ -174,11 +201,19 @@ class EmbeddedEngine:
                 self._parsed.move_to_end(expr)
                 return cached
         tree = parse(expr, self._limits)
+        if len(expr) > MAX_PARSED_CHARACTERS:
+            return tree
         with self._parsed_lock:
             self._parsed[expr] = tree
             if len(self._parsed) > MAX_PARSED_EXPRESSIONS:
                 self._parsed.popitem(last=False)
         return tree
+
+
+def _watch_each(selectors: Selectors) -> Iterator[Sequence[Matcher]]:
+    for selector in selectors:
+        allowance.check()
+        yield selector
 
 
 def _frame(value: Value, times: Millis) -> Frame:
@@ -210,6 +245,7 @@ def _raw_frame(windows: Windows) -> Frame:
         mask = mask & windows.usable
     rows, slots_used = np.nonzero(mask)
     axis, positions = np.unique(windows.times[windows.groups[rows], slots_used], return_inverse=True)
+    allowance.require(CELL_BYTES * len(mask) * len(axis))
     values, present = np.zeros((len(mask), len(axis))), np.zeros((len(mask), len(axis)), dtype=bool)
     values[rows, positions] = windows.values[rows, slots_used]
     present[rows, positions] = True

@@ -31,6 +31,8 @@ Matcher: TypeAlias = index.Matcher
 MatchOp: TypeAlias = index.MatchOp
 # Each selector is a list of matchers; a series matches any of them.
 Selectors: TypeAlias = Sequence[Sequence[Matcher]]
+# The longest label value that a query may create: four times the longest one that is stored.
+MAX_LABEL_CHARACTERS = 16_384
 RawSeries: TypeAlias = tuple[Labels, Millis, Floats | list[float | Histogram]]
 
 
@@ -136,6 +138,9 @@ class QueryLimits:
     max_expression_bytes: int | None = 64 * 1024
     max_depth: int | None = 100
     max_series: int | None = 1_000_000
+    # The memory of all results that an evaluation holds at once; functions need up to four times their result for a
+    # moment.
+    max_bytes: int | None = 1 << 30
     lookback_ms: int = interfaces.LOOKBACK_MS
     # The step of `expr[1h:]`: Prometheus' default evaluation interval.
     subquery_step_ms: int = 60_000

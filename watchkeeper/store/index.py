@@ -20,8 +20,10 @@ import numpy as np
 import re2
 
 from watchkeeper import errors
+from watchkeeper.kit import allowance
 from watchkeeper.kit.recency_cache import RecencyCache
 from watchkeeper.model import labels as label_sets
+from watchkeeper.store.cache_memory import CACHE_MEMORY
 from watchkeeper.store.columns import Ints, Mask
 from watchkeeper.store.groups import grow_column
 from watchkeeper.store.series import DERIVED, UNKNOWN, LabelRegistry, Pairs, SeriesSet
@@ -31,8 +33,14 @@ T = TypeVar("T")
 MAX_SELECTIONS = 512
 # Outdated selections are dropped after this many new ones.
 CLEANUP_INTERVAL = 64
+# The memory of a cached selection for each of its series: numbers, ids, locations of samples, a registry of its own.
+SELECTED_BYTES = 64
+# Appends wait while the series of a selector are searched, so a query with a deadline may not take longer.
+SEARCH_SECONDS = 5.0
 # In each of two generations.
 MAX_PATTERNS = 256
+# Longer patterns come from generated queries: compiled they take megabytes, and they are rarely used again.
+MAX_CACHED_PATTERN = 1000
 MAX_PATTERN_RESULTS = 100_000
 # A metric's registry is replaced when it has this many removed series beyond half of the present ones. Each needs a few
 # kB: a thousand removed series of every metric that rules query were 30 MiB of a hub with 64 GPUs.
@@ -44,9 +52,17 @@ CHECK_MICROSECONDS, MARK_MICROSECONDS = 0.7, 0.006
 LITERAL = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-:/ ,=@%<>|")
 
 
-RE2_OPTIONS = re2.Options()
-RE2_OPTIONS.log_errors = False
-RE2_OPTIONS.dot_nl = True
+def _re2_options(max_bytes: int | None = None) -> re2.Options:
+    options = re2.Options()
+    options.log_errors, options.dot_nl = False, True
+    if max_bytes is not None:
+        options.max_mem = max_bytes
+    return options
+
+
+RE2_OPTIONS = _re2_options()
+# Of a compiled pattern that stays in a cache; a short pattern with large repetitions would take 8 MiB.
+CACHED_RE2_OPTIONS = _re2_options(1 << 20)
 
 
 class MatchOp(StrEnum):
@@ -110,7 +126,8 @@ class CachedPattern:
             self._literals = frozenset(self.text.split("|"))
             return
         try:
-            self._compiled = re2.compile(self.text, RE2_OPTIONS)
+            is_cached = len(self.text) <= MAX_CACHED_PATTERN
+            self._compiled = re2.compile(self.text, CACHED_RE2_OPTIONS if is_cached else RE2_OPTIONS)
         except re2.error as error:
             raise errors.QueryError(
                 f"the pattern {errors.quote(self.text)} is not a regular expression: {error}",
@@ -138,7 +155,8 @@ def build_predicate(matcher: Matcher) -> Callable[[str], bool]:
         return lambda value: value == matcher_value
     if matcher.op == "!=":
         return lambda value: value != matcher_value
-    pattern = _find_pattern(matcher_value)
+    is_long = len(matcher_value) > MAX_CACHED_PATTERN
+    pattern = CachedPattern(matcher_value) if is_long else _find_pattern(matcher_value)
     if matcher.op == "=~":
         return pattern.matches
     return lambda value: not pattern.matches(value)
@@ -157,6 +175,7 @@ class SeriesIndex:
         self._name_versions: dict[str, int] = {}
         self._selections: OrderedDict[tuple[Matcher, ...], Selection] = OrderedDict()
         self._selections_made = 0
+        self._cache_generation = CACHE_MEMORY.generation
         # The registry of each metric that was queried, and for each series its number there.
         self._registry_by_metric: dict[str, LabelRegistry] = {}
         self._registry_ids = np.empty(0, dtype=np.int64)
@@ -294,13 +313,16 @@ class SeriesIndex:
         )
 
     def select(self, matchers: Matchers) -> Selection:
+        if self._cache_generation != CACHE_MEMORY.generation:
+            self._drop_results()
         key = tuple(matchers)
         version = self._version_for(key)
         cached = self._selections.get(key)
         if cached is not None and cached.version == version:
             self._selections.move_to_end(key)
             return cached
-        numbers, name = self._find_matching(key), _metric_of(key)
+        with allowance.tighter_deadline(SEARCH_SECONDS, "the search for the series of a selector"):
+            numbers, name = self._find_matching(key), _metric_of(key)
         series = self._metric_series(name, numbers) if name else self._standalone_set(numbers)
         selection = Selection(numbers, series, version)
         self._cache_selection(key, selection)
@@ -311,18 +333,37 @@ class SeriesIndex:
 
         A selection that is used once, for an incident's node or GPU, would keep the labels of removed series.
         """
+        self._drop_selection(key)
         self._selections[key] = selection
-        self._selections.move_to_end(key)
+        CACHE_MEMORY.charge(SELECTED_BYTES * len(selection.numbers))
         if len(self._selections) > MAX_SELECTIONS:
-            self._selections.popitem(last=False)
+            self._drop_selection(next(iter(self._selections)))
         self._selections_made += 1
         if self._selections_made % CLEANUP_INTERVAL == 0:
             DERIVED.set_limit(len(self))
+            CACHE_MEMORY.allow_for(len(self))
             outdated = [old for old, cached in self._selections.items() if cached.version != self._version_for(old)]
             for stale_key in outdated:
-                dropped = self._selections.pop(stale_key)
-                if not _metric_of(stale_key):
+                dropped = self._drop_selection(stale_key)
+                if dropped is not None and not _metric_of(stale_key):
                     dropped.series.register.release()
+
+    def _drop_selection(self, key: tuple[Matcher, ...]) -> Selection | None:
+        dropped = self._selections.pop(key, None)
+        if dropped is not None:
+            CACHE_MEMORY.credit(SELECTED_BYTES * len(dropped.numbers), self._cache_generation)
+        return dropped
+
+    def _drop_results(self) -> None:
+        """Drop everything that is cached for queries; release it, because it contains reference cycles."""
+        for selection in self._selections.values():
+            selection.series.register.release()
+        for registry in self._registry_by_metric.values():
+            registry.release()
+        self._selections.clear()
+        self._registry_by_metric.clear()
+        self._registry_ids[:] = UNREGISTERED
+        self._cache_generation = CACHE_MEMORY.generation
 
     def cached_selection(self, matchers: Matchers) -> Selection | None:
         cached = self._selections.get(tuple(matchers))
@@ -367,9 +408,9 @@ class SeriesIndex:
         self._name_versions[name] = self._version
         if len(self._name_versions) > 2 * len(self._postings.get(label_sets.METRIC_NAME, ())) + 1000:
             self._name_versions.clear()
-            self._selections.clear()
-            self._registry_by_metric.clear()
-            self._registry_ids[:] = UNREGISTERED
+            for key in list(self._selections):
+                self._drop_selection(key)
+            self._drop_results()
 
     def _version_for(self, matchers: Matchers) -> int:
         name = _metric_of(matchers)
@@ -382,6 +423,7 @@ class SeriesIndex:
         for posting in sorted(postings, key=len):
             numbers = np.sort(posting) if numbers is None else numbers[self._member_mask(posting)[numbers]]
         for matcher in matchers:
+            allowance.check()
             if not _is_equality(matcher):
                 numbers = self._filter(numbers, matcher)
         return self._all_numbers() if numbers is None else numbers
@@ -403,13 +445,14 @@ class SeriesIndex:
             labels_by_number = self.labels
             is_accepted = [
                 accepts(labels.get(matcher.name, ""))
-                for number in numbers.tolist()
+                for number in allowance.watch(numbers.tolist())
                 if (labels := labels_by_number[number]) is not None
             ]
             checked: Ints = numbers[np.array(is_accepted, dtype=bool)]
             return checked
         accepts_absent = accepts("")
-        postings = [_to_numbers(posting) for value, posting in values.items() if accepts(value) != accepts_absent]
+        entries = allowance.watch(values.items())
+        postings = [_to_numbers(posting) for value, posting in entries if accepts(value) != accepts_absent]
         is_member = self._member_mask(np.concatenate(postings) if postings else np.empty(0, dtype=np.int64))
         if numbers is None:
             numbers = self._all_numbers() if accepts_absent else np.flatnonzero(is_member)

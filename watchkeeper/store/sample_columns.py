@@ -12,11 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from watchkeeper import errors
+from watchkeeper.store.cache_memory import CACHE_MEMORY
 from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints
 from watchkeeper.store.histograms import Cells
 from watchkeeper.store.series import Pairs, SeriesSet
 
 MAX_UNIONS = 128
+# The memory of a union for each series of its parts: a label set, and its position.
+UNITED_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,20 +49,33 @@ class SeriesUnion:
 class UnionCache:
     def __init__(self) -> None:
         self._unions: OrderedDict[tuple[SeriesSet, ...], SeriesUnion] = OrderedDict()
+        CACHE_MEMORY.register(self)
 
     def get(self, sets: Sequence[SeriesSet]) -> SeriesUnion:
         key = tuple(sets)
         union = self._unions.get(key)
         if union is None:
-            union = self._unions[key] = _unite(sets)
+            generation, union = CACHE_MEMORY.generation, _unite(sets)
+            CACHE_MEMORY.charge(_union_bytes(sets))
+            self._unions[key] = union
             while len(self._unions) > MAX_UNIONS:
-                _release_union(*self._unions.popitem(last=False))
+                old_sets, old_union = self._unions.popitem(last=False)
+                CACHE_MEMORY.credit(_union_bytes(old_sets), generation)
+                _release_union(old_sets, old_union)
         return union
 
     def release(self) -> None:
         """Release all unions, because they are not used any more."""
         for sets, union in list(self._unions.items()):
             _release_union(sets, union)
+
+    def drop_results(self) -> None:
+        self.release()
+        self._unions = OrderedDict()
+
+
+def _union_bytes(sets: Sequence[SeriesSet]) -> int:
+    return UNITED_BYTES * sum(map(len, sets))
 
 
 def _release_union(sets: tuple[SeriesSet, ...], union: SeriesUnion) -> None:

@@ -10,14 +10,17 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
 
 from watchkeeper import errors
+from watchkeeper.kit import allowance
 from watchkeeper.model import labels as label_sets
+from watchkeeper.store.cache_memory import CACHE_MEMORY
 from watchkeeper.store.columns import Ints
 
 T = TypeVar("T")
@@ -34,6 +37,9 @@ UNKNOWN = -1
 NUMBER_BITS = 32
 NUMBER_MASK = (1 << NUMBER_BITS) - 1
 NO_NUMBERS: Ints = np.empty(0, dtype=np.int64)
+# The memory of a derived label set besides its texts: entries of a list and a dictionary, a tuple, a pointer per pair;
+# and of a number in a column with its copies in the sets and groups that are derived from the column.
+LABEL_SET_BYTES, PAIR_BYTES, NUMBER_BYTES = 160, 8, 32
 # Queries of several threads share cached label results.
 LABEL_LOCK = threading.RLock()
 
@@ -47,6 +53,10 @@ class SharedLabelSets:
     def __init__(self) -> None:
         self._limit = MAX_LABEL_SETS
         self._label_sets: dict[Pairs, Pairs] = {}
+        CACHE_MEMORY.register(self)
+
+    def drop_results(self) -> None:
+        self._label_sets.clear()
 
     def set_limit(self, series: int) -> None:
         self._limit = min(max(MIN_LABEL_SETS, series), MAX_LABEL_SETS)
@@ -78,10 +88,24 @@ class _RegistryPair:
 class LabelRegistry:
     """Numbers label sets and caches results for each; it only grows, and its owner replaces it."""
 
-    __slots__ = ("__weakref__", "_columns", "_labels", "_mapped", "_numbers", "_pairs_by_registry", "_recent", "pairs")
+    __slots__ = (
+        *(
+            "__weakref__",
+            "_charged_bytes",
+            "_columns",
+            "_generation",
+            "_labels",
+            "_mapped",
+            "_numbers",
+            "_pairs_by_registry",
+        ),
+        *("_recent", "pairs"),
+    )
 
     def __init__(self) -> None:
         self.pairs: list[Pairs] = []
+        # What this registry has charged to the memory of caches, in which generation.
+        self._charged_bytes, self._generation = 0, CACHE_MEMORY.generation
         self._labels: list[label_sets.Labels | None] = []
         self._numbers: dict[Pairs, int] = {}
         self._columns: dict[Hashable, Ints] = {}
@@ -91,6 +115,18 @@ class LabelRegistry:
 
     def __len__(self) -> int:
         return len(self.pairs)
+
+    def __del__(self) -> None:
+        if self._charged_bytes:
+            CACHE_MEMORY.credit(self._charged_bytes, self._generation)
+
+    def charge(self, numbers: int, label_bytes: int = 0) -> None:
+        """Charge results that are cached as long as this registry exists."""
+        size = NUMBER_BYTES * numbers + label_bytes
+        if self._generation != CACHE_MEMORY.generation:
+            self._charged_bytes, self._generation = 0, CACHE_MEMORY.generation
+        self._charged_bytes += size
+        CACHE_MEMORY.charge(size)
 
     def add(self, labels: label_sets.Labels) -> int:
         """Number a series that differs from all others; a registry is filled either by `add` or by `number`."""
@@ -104,12 +140,14 @@ class LabelRegistry:
             with LABEL_LOCK:
                 number = self._numbers.get(pairs, len(self.pairs))
                 if number == len(self.pairs):
+                    allowance.use_labels(LABEL_SET_BYTES + PAIR_BYTES * len(pairs))
                     shared = DERIVED.share(pairs)
                     self.pairs.append(shared)
                     self._numbers[shared] = number
         return number
 
     def _append(self, pairs: Pairs) -> int:
+        allowance.use_labels(LABEL_SET_BYTES + PAIR_BYTES * len(pairs))
         self.pairs.append(pairs)
         return len(self.pairs) - 1
 
@@ -128,10 +166,21 @@ class LabelRegistry:
         column = self._columns.get(key, NO_NUMBERS)
         if len(column) < len(self.pairs):
             with LABEL_LOCK:
-                column = _extend_column(self._columns.pop(key, NO_NUMBERS), self.pairs, compute)
+                column = self._columns.pop(key, NO_NUMBERS)
+                with self._charged(len(self.pairs) - len(column)):
+                    column = _extend_column(column, self.pairs, compute)
                 _drop_oldest(self._columns)
                 self._columns[key] = column
         return column
+
+    @contextmanager
+    def _charged(self, numbers: int) -> Iterator[None]:
+        """Charge so many new numbers, and the labels that are created for them."""
+        before = allowance.used_label_bytes()
+        try:
+            yield
+        finally:
+            self.charge(numbers, allowance.used_label_bytes() - before)
 
     def mapped(
         self, key: Hashable, change: Callable[[Pairs], Pairs], *, is_one_to_one: bool = False
@@ -165,8 +214,9 @@ class LabelRegistry:
             pair = self._pair_with(other)
             merged = pair.merged = pair.merged or LabelRegistry()
             # Not in `_columns`, which would keep results for registries that no longer exist.
-            pair.own_merged = _extend_column(pair.own_merged, self.pairs, merged.number)
-            pair.other_merged = _extend_column(pair.other_merged, other.pairs, merged.number)
+            with self._charged(len(self.pairs) - len(pair.own_merged) + len(other.pairs) - len(pair.other_merged)):
+                pair.own_merged = _extend_column(pair.own_merged, self.pairs, merged.number)
+                pair.other_merged = _extend_column(pair.other_merged, other.pairs, merged.number)
             return merged, pair.own_merged, pair.other_merged
 
     def combine_with(self, other: LabelRegistry, numbers: Ints, *, partners: Ints) -> SeriesSet:
@@ -176,10 +226,11 @@ class LabelRegistry:
             combined, number_by_couple = pair.combined or LabelRegistry(), pair.combined_numbers
             pair.combined = combined
             couples = (numbers << NUMBER_BITS | partners).tolist()
-            for couple in couples:
-                if couple not in number_by_couple:
-                    joined_pairs = self.pairs[couple >> NUMBER_BITS] + other.pairs[couple & NUMBER_MASK]
-                    number_by_couple[couple] = combined.number(tuple(sorted(joined_pairs)))
+            with self._charged(len(couples)):
+                for couple in allowance.watch(couples):
+                    if couple not in number_by_couple:
+                        joined_pairs = self.pairs[couple >> NUMBER_BITS] + other.pairs[couple & NUMBER_MASK]
+                        number_by_couple[couple] = combined.number(tuple(sorted(joined_pairs)))
             return combined.select(np.array([number_by_couple[couple] for couple in couples], dtype=np.int64))
 
     def select(self, ids: Ints) -> SeriesSet:
@@ -279,7 +330,10 @@ class SeriesSet:
             self._results_by_other = weakref.WeakKeyDictionary()
         results = self._results_by_other.setdefault(other, {})
         if key not in results:
-            results[key] = build()
+            result = build()
+            _drop_oldest(results)
+            results[key] = result
+            return result
         return results[key]  # type: ignore[return-value]  # the key stands for the type
 
     def mapped(self, key: Hashable, change: Callable[[Pairs], Pairs], *, is_one_to_one: bool = False) -> SeriesSet:
@@ -301,14 +355,14 @@ class SeriesSet:
 
 def _extend_column(column: Ints, pairs: Sequence[Pairs], compute: Callable[[Pairs], int]) -> Ints:
     """A column, extended with `compute` of the label sets that it does not have yet."""
-    new_numbers = [compute(label_set) for label_set in pairs[len(column) :]]
+    new_numbers = [compute(label_set) for label_set in allowance.watch(pairs[len(column) :])]
     return np.concatenate([column, np.array(new_numbers, dtype=np.int64)]) if new_numbers else column
 
 
 def _drop_oldest(entries: dict[Hashable, T]) -> None:
     """Drop the oldest entry at the limit."""
     if len(entries) >= MAX_DERIVATIONS:
-        entries.pop(next(iter(entries)), None)
+        entries.pop(next(iter(entries), None), None)
 
 
 MAX_LABELS = 64

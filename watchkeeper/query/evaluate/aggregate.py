@@ -16,6 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from watchkeeper import errors
+from watchkeeper.kit import allowance
 from watchkeeper.model import histograms
 from watchkeeper.model.histograms import CombinedHistogram, Histogram
 from watchkeeper.model.labels import METRIC_NAME
@@ -24,7 +25,16 @@ from watchkeeper.query.evaluate import compensated_sums, label_hash
 from watchkeeper.query.evaluate.grouping import Groups, group, group_sizes, reduce_groups
 from watchkeeper.query.evaluate.notes import Notes, format_go_number
 from watchkeeper.query.evaluate.over_time import divide_sums, sorted_quantile
-from watchkeeper.query.evaluate.values import Scalar, Text, Vector, empty_vector, label_of, native_mask, with_label
+from watchkeeper.query.evaluate.values import (
+    CELL_BYTES,
+    Scalar,
+    Text,
+    Vector,
+    empty_vector,
+    label_of,
+    native_mask,
+    with_label,
+)
 from watchkeeper.query.promql import ast
 from watchkeeper.store.columns import Ints
 from watchkeeper.store.series import Pairs, SeriesSet
@@ -129,6 +139,7 @@ REDUCTIONS: dict[str, Reduction] = {
 def _quantile(values: Floats, present: Mask, groups: Groups, quantiles: Floats) -> Floats:
     out = np.empty((len(groups), values.shape[1]))
     for number, (low, high) in enumerate(pairwise([*groups.starts.tolist(), len(values)])):
+        allowance.check()
         out[number] = sorted_quantile(_transpose(values[low:high]), present[low:high].T, quantiles)
     return out
 
@@ -152,12 +163,13 @@ def _count_values(vector: Vector, groups: Groups, label: str) -> Vector:
     distinct = bits.view(np.float64)
     cells = groups.group_of_row[rows] * max(len(distinct), 1) + value_index
     cell_kinds, kind_of = np.unique(cells, return_inverse=True)
+    allowance.require(CELL_BYTES * len(cell_kinds) * vector.values.shape[1])
     counts = np.zeros((len(cell_kinds), vector.values.shape[1]))
     np.add.at(counts, (kind_of, steps), 1.0)
     # If the label is also a grouping label, some groups are merged.
     row_by_pairs: dict[Pairs, int] = {}
     owners = np.empty(len(cell_kinds), dtype=np.int64)
-    for index, kind in enumerate(cell_kinds.tolist()):
+    for index, kind in enumerate(allowance.watch(cell_kinds.tolist())):
         owner, value = divmod(kind, max(len(distinct), 1))
         pairs = with_label(groups.series.pairs[owner], label, format_value(float(distinct[value])))
         owners[index] = row_by_pairs.setdefault(pairs, len(row_by_pairs))
@@ -169,10 +181,11 @@ def _count_values(vector: Vector, groups: Groups, label: str) -> Vector:
 def _count_mixed_values(vector: Vector, groups: Groups, label: str) -> Vector:
     assert vector.histograms is not None
     counts: dict[Pairs, Floats] = {}
-    for row, step in np.argwhere(vector.present).tolist():
+    for row, step in allowance.watch(np.argwhere(vector.present).tolist()):
         histogram = vector.histograms[row, step]
         text = format_value(vector.values[row, step]) if histogram is None else _format_histogram(histogram)
         pairs = with_label(groups.series.pairs[groups.group_of_row[row]], label, text)
+        allowance.require(CELL_BYTES * vector.values.shape[1] * len(counts))
         counts.setdefault(pairs, np.zeros(vector.values.shape[1]))[step] += 1
     totals = np.stack(list(counts.values())) if counts else np.empty((0, vector.values.shape[1]))
     return Vector(SeriesSet(list(counts)), totals, totals > 0)
@@ -202,10 +215,10 @@ def _merge_histograms(result: Vector, node: ast.Aggregate, vector: Vector, *, gr
     values, present = np.array(result.values), np.array(result.present)
     cells = np.full(values.shape, None, dtype=object)
     members_by_cell: HistogramsByCell = defaultdict(list)
-    for row, step in np.argwhere(native_mask(vector)).tolist():
+    for row, step in allowance.watch(np.argwhere(native_mask(vector)).tolist()):
         name = label_of(vector.series.pairs[row], METRIC_NAME)
         members_by_cell[int(groups.group_of_row[row]), step].append((name, vector.histograms[row, step]))
-    for (number, step), members in members_by_cell.items():
+    for (number, step), members in allowance.watch(members_by_cell.items()):
         combined = None
         if present[number, step]:
             notes.warn("encountered a mix of histograms and floats for aggregation", node.expr)
@@ -277,6 +290,7 @@ def _extremes(vector: Vector, groups: Groups, parameters: Floats, *, sign: float
     keep = np.zeros(vector.present.shape, dtype=bool)
     order = np.empty(0, dtype=np.int64)
     for step, limit in enumerate(parameters.astype(np.int64).tolist()):
+        allowance.check()
         rows = np.flatnonzero(vector.present[:, step])
         sort_keys = sign * vector.values[rows, step]
         order = rows[np.lexsort((sort_keys, np.isnan(sort_keys), groups.group_of_row[rows]))]
@@ -298,6 +312,7 @@ def _rank(owners: Ints) -> Ints:
 def _limitk(vector: Vector, groups: Groups, parameters: Floats) -> Vector:
     keep = np.zeros(vector.present.shape, dtype=bool)
     for step, limit in enumerate(parameters.astype(np.int64).tolist()):
+        allowance.check()
         rows = groups.order[vector.present[groups.order, step]]
         keep[rows[_rank(groups.group_of_row[rows]) < limit], step] = True
     return Vector(vector.series, vector.values, keep)

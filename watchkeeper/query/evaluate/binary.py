@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 
 from watchkeeper import errors
+from watchkeeper.kit import allowance
 from watchkeeper.kit.own_metrics import escape
 from watchkeeper.model.labels import Labels, quote_name
 from watchkeeper.query.engine import Floats, Mask
@@ -20,7 +21,7 @@ from watchkeeper.query.evaluate import native_operators
 from watchkeeper.query.evaluate.grouping import Groups, group, group_sizes
 from watchkeeper.query.evaluate.native_operators import Results, Side
 from watchkeeper.query.evaluate.notes import Notes
-from watchkeeper.query.evaluate.values import NAMES, Scalar, Vector, drop_name, empty_vector, with_series
+from watchkeeper.query.evaluate.values import CELL_BYTES, NAMES, Scalar, Vector, drop_name, empty_vector, with_series
 from watchkeeper.query.promql.ast import Binary, Matching, MatchKind
 from watchkeeper.query.promql.types import TRIMS
 from watchkeeper.store.columns import Ints
@@ -106,6 +107,8 @@ def _combine_vectors(node: Binary, left: Vector, right: Vector, *, matching: Mat
         ("pairs", matching, drops_name),
         lambda: _build_pairs(many_side.series, one_side.series, matching=matching, drops_name=drops_name),
     )
+    # Two operands, whether each is present, and the result.
+    allowance.require(2 * CELL_BYTES * len(pairs.many_rows) * steps)
     left_operand, right_operand = _select_rows(many_side, pairs.many_rows), _select_rows(one_side, pairs.one_rows)
     if is_swapped:
         left_operand, right_operand = right_operand, left_operand
@@ -147,6 +150,7 @@ def _fill_missing(left: Vector, right: Vector, matching: Matching) -> tuple[Vect
 def _append_filled(vector: Vector, filled_series: SeriesSet, present: Mask, *, fill: float | None) -> Vector:
     if fill is None:
         return vector
+    allowance.require(CELL_BYTES * (present.size + vector.present.size))
     filled = Vector(filled_series, np.full(present.shape, fill), present)
     return Vector(
         vector.series.derive_with(filled_series, "filled", lambda: _concatenate(vector.series, filled_series)),
@@ -183,6 +187,7 @@ def _build_pairs(many_side: SeriesSet, one_side: SeriesSet, *, matching: Matchin
             f"vector matching has {pairs} pairs of series, the limit is {MAX_PAIRS}",
             remedy="Match on more labels, or aggregate one side first",
         )
+    many_side.register.charge(pairs)
     many_rows = np.repeat(np.arange(len(many_side)), sizes)
     # The pairs of a row are adjacent, and use the rows of its partner group in order.
     nth = np.arange(len(many_rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -299,6 +304,7 @@ def _or(left: Vector, right: Vector, matching: Matching) -> Vector:
     # Most alert expressions are empty: then there is nothing to combine.
     if not (left.present.any() and right.present.any()):
         return left if left.present.any() else right
+    allowance.require(CELL_BYTES * (left.present.size + right.present.size))
     left_groups, right_groups, _, left_of_right = _match_groups(left, right, matching)
     partner = _group_presence(left, left_groups, left_of_right)[right_groups.group_of_row]
     series = left.series.derive_with(right.series, "or", lambda: _concatenate(left.series, right.series))

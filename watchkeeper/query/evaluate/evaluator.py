@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from watchkeeper import errors
+from watchkeeper.kit import allowance
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query.engine import Floats, Millis, QueryLimits, QueryRange
 from watchkeeper.query.evaluate import (
@@ -30,6 +31,7 @@ from watchkeeper.query.evaluate import (
 from watchkeeper.query.evaluate.aggregate import aggregate
 from watchkeeper.query.evaluate.notes import COUNTER_ENDINGS, Notes
 from watchkeeper.query.evaluate.values import (
+    CELL_BYTES,
     Invocation,
     PromFunction,
     Scalar,
@@ -40,6 +42,7 @@ from watchkeeper.query.evaluate.values import (
     drop_name,
     empty_vector,
     label_of,
+    size_of,
 )
 from watchkeeper.query.promql import ast, duration_expr
 from watchkeeper.store import columns as stored
@@ -60,6 +63,8 @@ READ_EDGES_ONLY = frozenset(
         *("present_over_time", "rate", "resets", "ts_of_first_over_time", "ts_of_last_over_time"),
     }
 )
+# The bounds of a window of one group of series; and of a window of one series, once they are needed there.
+BOUNDS_BYTES, EDGES_BYTES = 16, 48
 KEEPS_NAME = ("first_over_time", "last_over_time")
 
 
@@ -73,9 +78,16 @@ class Evaluator:
         # Whether histograms keep their hint of a counter reset (`native_calls.NEEDS_RESETS`).
         self._keeps_resets = False
         self.notes = Notes()
+        self.memory = allowance.Memory(limits.max_bytes)
 
     def evaluate(self, expr: ast.Expr, times: Millis) -> Value:
-        return NODES[type(expr)](self, expr, times)
+        """Evaluate a node; its operands are released when it returns."""
+        allowance.check()
+        memory = self.memory
+        held_bytes = memory.held_bytes
+        value = NODES[type(expr)](self, expr, times)
+        memory.hold(held_bytes + size_of(value))
+        return value
 
     def unary(self, node: ast.Unary, times: Millis) -> Value:
         value = self.evaluate(node.expr, times)
@@ -118,6 +130,7 @@ class Evaluator:
             series, sample_ms, values = self._head.latest(node.matchers, first_ms - lookback_ms, last_ms)
             steps = len(times)
             self._count_samples(len(series) * steps)
+            self.memory.require(CELL_BYTES * len(series) * steps)
             cells = self._find_histograms(values)
             present = np.ones(len(values), dtype=bool)
             if windows.has_nan(values):
@@ -126,6 +139,7 @@ class Evaluator:
             vector = Vector(series, _repeat_per_step(values, steps), _repeat_per_step(present, steps), histograms)
             return vector, lambda: _repeat_per_step(sample_ms, steps)
         columns = self._fetch(node, first_ms - lookback_ms, last_ms)
+        self.memory.require(2 * CELL_BYTES * len(columns.series) * len(times))
         self._count_samples(
             len(columns.series) * len(times) * (1 if columns.histograms is None else native_calls.SAMPLES_PER_HISTOGRAM)
         )
@@ -136,6 +150,7 @@ class Evaluator:
         range_ms = self._duration_ms(node.range_ms, node.range_expr)
         columns = self._fetch(node.selector, int(ends_ms[0]) - range_ms, int(ends_ms[-1]))
         self._count_samples(len(columns.series) * len(times))
+        self.memory.require(BOUNDS_BYTES * len(columns.times) * len(times))
         return windows.build_windows(columns, ends_ms, range_ms=range_ms)
 
     def subquery(self, node: ast.Subquery, times: Millis) -> Windows:
@@ -151,6 +166,7 @@ class Evaluator:
             raise errors.QueryLimit(
                 f"a subquery has {steps} steps, the limit is {limit}", remedy="Use a larger step or a shorter range"
             )
+        self.memory.require(CELL_BYTES * steps)
         grid = np.arange(first_ms, last_ms + 1, step_ms, dtype=np.int64)
         if not len(grid):
             inner = Vector(SeriesSet([]), np.empty((0, 0)), np.empty((0, 0), dtype=bool))
@@ -179,6 +195,10 @@ class Evaluator:
         self._keeps_resets = keeps_resets
         if node.function not in READ_EDGES_ONLY:
             self._count_window_samples(arg for arg in args if isinstance(arg, Windows))
+        for arg in args:
+            if isinstance(arg, Windows):
+                needed = EDGES_BYTES if arg.usable is not None else CELL_BYTES
+                self.memory.require(needed * len(arg.series) * len(times))
         invocation = Invocation(node, args, times, self.notes)
         if any(map(native_calls.has_histograms, args)):
             self._count_samples(native_calls.estimate_cost(args, len(times)))

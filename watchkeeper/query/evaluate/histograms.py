@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from watchkeeper.kit import allowance
 from watchkeeper.model.histograms import Histogram
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query.engine import Floats, Mask
@@ -20,6 +21,7 @@ from watchkeeper.query.evaluate import estimates
 from watchkeeper.query.evaluate.aggregate import format_value
 from watchkeeper.query.evaluate.notes import for_metric
 from watchkeeper.query.evaluate.values import (
+    CELL_BYTES,
     Invocation,
     PromFunction,
     Vector,
@@ -83,6 +85,8 @@ def _histogram_quantiles(invocation: Invocation) -> Vector:
         quantiles = invocation.scalar(at).values
         part = _quantile_at(invocation, at, buckets_at=0)
         # Format a number as OpenMetrics does in a label: 1.0, 0.25, +Inf.
+        allowance.check()
+        allowance.use_labels(CELL_BYTES * part.values.size)
         value = float(quantiles[0])
         text = format_value(value)
         name = text if not math.isfinite(value) or "." in text else f"{text}.0"
@@ -267,7 +271,7 @@ def _append_native(invocation: Invocation, at: int, classic: Vector, *, estimate
     for index, row in enumerate(rows.tolist()):
         pairs = vector.series.pairs[row]
         name, classic_row = label_of(pairs, METRIC_NAME), rows_of.get(pairs)
-        for step in np.flatnonzero(present[index]).tolist():
+        for step in allowance.watch(np.flatnonzero(present[index]).tolist()):
             if classic_row is not None and classic.present[classic_row, step]:
                 notes.warn("vector contains a mix of classic and native histograms" + for_metric(name), about)
                 classic_present[classic_row, step] = present[index, step] = False
@@ -288,7 +292,7 @@ def _per_histogram(compute: Callable[[Histogram], float]) -> PromFunction:
         if vector.histograms is None:
             return empty_vector(len(invocation.times_ms))
         present, values = native_mask(vector), np.zeros(vector.values.shape)
-        for row, step in np.argwhere(present).tolist():
+        for row, step in allowance.watch(np.argwhere(present).tolist()):
             values[row, step] = compute(vector.histograms[row, step])
         return drop_name(Vector(vector.series, values, present))
 

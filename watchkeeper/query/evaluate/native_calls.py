@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from watchkeeper.kit import allowance
 from watchkeeper.model import histograms
 from watchkeeper.model.histograms import CombinedHistogram, Histogram, ResetHint
 from watchkeeper.model.labels import METRIC_NAME
@@ -210,7 +211,7 @@ def _native_windows(windows: Windows, *, about: ast.Expr, notes: Notes) -> list[
     for row in np.flatnonzero((is_native & usable).any(axis=1)).tolist():
         group = int(windows.groups[row])
         name = label_of(windows.series.pairs[row], METRIC_NAME)
-        for step, end_ms in enumerate(windows.ends_ms.tolist()):
+        for step, end_ms in enumerate(allowance.watch(windows.ends_ms.tolist())):
             slots = np.arange(windows.lows[group, step], windows.highs[group, step])
             slots = slots[usable[row, slots]]
             if not is_native[row, slots].any():
@@ -248,7 +249,7 @@ NEEDS_RESETS = {
 
 def map_histograms(cells: Cells, change: Callable[[Histogram], Histogram]) -> Cells:
     out = cells.copy()
-    for cell in map(tuple, np.argwhere(~is_none(cells)).tolist()):
+    for cell in map(tuple, allowance.watch(np.argwhere(~is_none(cells)).tolist())):
         out[cell] = change(cells[cell])
     return out
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from watchkeeper.kit import allowance
 from watchkeeper.model import histograms
 from watchkeeper.model.histograms import Histogram, ResetHint
 from watchkeeper.query.engine import Floats, Mask
@@ -53,7 +54,7 @@ def merge_histograms(
     """Add the results of histograms to those of numbers; `matched` are the cells where both sides have a sample."""
     values, present = np.array(numbers.values), np.array(numbers.present)
     cells = np.full(values.shape, None, dtype=object)
-    for row, step in np.argwhere((left.is_native | right.is_native) & matched).tolist():
+    for row, step in allowance.watch(np.argwhere((left.is_native | right.is_native) & matched).tolist()):
         result = _combine_pair(node, left.value_at((row, step)), right.value_at((row, step)), notes=notes)
         if isinstance(result, Histogram):
             cells[row, step] = result

@@ -18,6 +18,8 @@ from watchkeeper.query.promql.parse_errors import line_and_column
 
 # The maximum of each kind in Prometheus' HTTP API.
 MAX_SHOWN = 10
+# A subquery has millions of steps, and each may have another quantile.
+MAX_QUANTILES = 1000
 COUNTER_ENDINGS = ("_total", "_sum", "_count", "_bucket")
 
 
@@ -36,7 +38,7 @@ class Notes:
 
     def check_quantiles(self, quantiles: Floats, about: ast.Expr) -> None:
         out_of_range = quantiles[~((quantiles >= 0) & (quantiles <= 1))]
-        for quantile in np.unique(out_of_range).tolist():
+        for quantile in np.unique(out_of_range)[:MAX_QUANTILES].tolist():
             self.warn(f"quantile value should be between 0 and 1, got {format_go_number(quantile)}", about)
 
     def check_ratios(self, ratios: Floats, about: ast.Expr) -> None:

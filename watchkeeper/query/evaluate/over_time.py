@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 
 from watchkeeper import errors
+from watchkeeper.kit import allowance
 from watchkeeper.query.engine import Floats, Mask
 from watchkeeper.query.evaluate import compensated_sums
 from watchkeeper.query.evaluate.values import Scalar, Vector, Windows
@@ -132,6 +133,7 @@ def _smooth(piece: Piece, smoothing: Floats, trend: Floats) -> Floats:
     level, slope = np.zeros(count.shape), np.zeros(count.shape)
     previous = np.zeros(count.shape)
     for slot in range(piece.mask.shape[-1]):
+        allowance.check()
         value, is_sample = piece.values[..., slot], piece.mask[..., slot]
         is_first, is_second = is_sample & (count == 0), is_sample & (count == 1)
         later = is_sample & (count >= 1)

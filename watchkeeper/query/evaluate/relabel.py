@@ -8,9 +8,18 @@ from functools import partial
 import numpy as np
 
 from watchkeeper import errors
+from watchkeeper.kit import allowance
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query.engine import Mask, MatchOp
-from watchkeeper.query.evaluate.values import Invocation, PromFunction, Vector, label_of, with_label, with_series
+from watchkeeper.query.evaluate.values import (
+    Invocation,
+    PromFunction,
+    Vector,
+    check_label_length,
+    label_of,
+    with_label,
+    with_series,
+)
 from watchkeeper.query.promql import ast
 from watchkeeper.query.promql.patterns import compile_pattern
 from watchkeeper.store.series import Pairs, SeriesSet
@@ -18,6 +27,8 @@ from watchkeeper.store.series import Pairs, SeriesSet
 # `$1`, `${name}` and `$$` in a replacement, as Go's regexp.Expand reads them.
 PLACEHOLDER = re.compile(r"\$(?:\{(\w+)\}|(\w+)|(\$))")
 DIGITS = re.compile(r"(\d+)")
+# One part of a sort key in natural order: a tuple of three, and a text.
+KEY_PART_BYTES = 150
 
 
 def _label_replace(invocation: Invocation) -> Vector:
@@ -34,22 +45,28 @@ def _label_replace(invocation: Invocation) -> Vector:
         value = label_of(pairs, source)
         if value not in expanded:
             match = compiled.fullmatch(value)
-            expanded[value] = None if match is None else _expand(replacement, match)
+            expanded[value] = None if match is None else _expand(replacement, match, target)
         new_value = expanded[value]
         return pairs if new_value is None else with_label(pairs, target, new_value)
 
     return with_series(vector, vector.series.mapped(("replace", target, replacement, source, pattern), replace))
 
 
-def _expand(replacement: str, match: re.Match[str]) -> str:
+def _expand(replacement: str, match: re.Match[str], target: str) -> str:
+    created = 0
+
     def value(placeholder: re.Match[str]) -> str:
+        nonlocal created
         name = placeholder[1] or placeholder[2]
         if name is None:
             return "$"
         try:
-            return match.group(int(name) if name.isdecimal() else name) or ""
+            text = match.group(int(name) if name.isdecimal() else name) or ""
         except (IndexError, KeyError, ValueError):
             return ""
+        created += len(text)
+        check_label_length(target, created)
+        return text
 
     return PLACEHOLDER.sub(value, replacement)
 
@@ -61,7 +78,9 @@ def _label_join(invocation: Invocation) -> Vector:
         _check_label_name(name, "label_join")
 
     def join(pairs: Pairs) -> Pairs:
-        return with_label(pairs, target, separator.join(label_of(pairs, source) for source in sources))
+        texts = [label_of(pairs, source) for source in sources]
+        check_label_length(target, sum(map(len, texts)) + len(separator) * max(0, len(texts) - 1))
+        return with_label(pairs, target, separator.join(texts))
 
     return with_series(vector, vector.series.mapped(("join", target, separator, *sources), join))
 
@@ -91,6 +110,7 @@ def _sort_by_labels(invocation: Invocation, *, is_reversed: bool) -> Vector:
     names = [invocation.text(at) for at in range(1, len(invocation.args))]
 
     def key(row: int) -> tuple[object, ...]:
+        allowance.check()
         pairs = vector.series.pairs[row]
         return (*(_natural_key(label_of(pairs, name)) for name in names), pairs)
 
@@ -100,10 +120,10 @@ def _sort_by_labels(invocation: Invocation, *, is_reversed: bool) -> Vector:
 
 def _natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
     """A sort key for natural order, gpu9 before gpu10; digits are compared by length first, so any length works."""
+    parts = DIGITS.split(text)
+    allowance.use_labels(KEY_PART_BYTES * len(parts))
     return tuple(
-        (0, len(number := part.lstrip("0")), number) if part.isdecimal() else (1, 0, part)
-        for part in DIGITS.split(text)
-        if part
+        (0, len(number := part.lstrip("0")), number) if part.isdecimal() else (1, 0, part) for part in parts if part
     )
 
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from watchkeeper import errors
+from watchkeeper.kit import allowance
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query.engine import Mask, Matcher, MatchOp, Millis
-from watchkeeper.query.evaluate.values import DROPPED_NAME, Vector, label_of, merge_duplicates
+from watchkeeper.query.evaluate.values import CELL_BYTES, DROPPED_NAME, LABEL_BYTES, Vector, label_of, merge_duplicates
 from watchkeeper.query.promql import ast, walk
 from watchkeeper.query.promql.patterns import matches
 from watchkeeper.store.columns import Ints
@@ -82,11 +83,12 @@ def add_target_labels(vector: Vector, info: Vector, sample_ms: Millis, label_sou
     rows: list[int] = []
     label_sets: list[Pairs] = []
     masks: list[Mask] = []
-    for row, pairs in enumerate(vector.series.pairs):
+    for row, pairs in enumerate(allowance.watch(vector.series.pairs)):
         rows_by_metric = {} if label_sources.is_source(pairs) else sources.get(_target(pairs), {})
         for source_rows, at_steps in _source_sets(rows_by_metric, info.present, sample_ms):
             if label_sources.is_required and not len(source_rows) and not label_sources.is_source(pairs):
                 continue
+            allowance.use_labels(LABEL_BYTES + CELL_BYTES * vector.values.shape[1])
             rows.append(row)
             label_sets.append(_add_labels(pairs, [info.series.pairs[source] for source in source_rows], label_sources))
             masks.append(vector.present[row] & at_steps)

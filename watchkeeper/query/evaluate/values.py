@@ -13,8 +13,9 @@ from functools import lru_cache
 import numpy as np
 
 from watchkeeper import errors
+from watchkeeper.kit import allowance
 from watchkeeper.model.labels import METRIC_NAME
-from watchkeeper.query.engine import Floats, Mask, Millis
+from watchkeeper.query.engine import MAX_LABEL_CHARACTERS, Floats, Mask, Millis
 from watchkeeper.query.evaluate.notes import Notes
 from watchkeeper.query.promql import ast
 from watchkeeper.store.columns import Ints
@@ -26,6 +27,10 @@ from watchkeeper.store.series import Pairs, SeriesSet
 # `sum(rate({job="x"}[5m]))` may combine metrics, as in Prometheus with promql-delayed-name-removal.
 DROPPED_NAME = f"{METRIC_NAME}\0"
 NAMES = (METRIC_NAME, DROPPED_NAME)
+# A text and a tuple of two texts, besides the characters.
+LABEL_BYTES = 120
+# A cell of a vector while it is computed: a value, whether it is present, and as much for intermediate results.
+CELL_BYTES = 18
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,6 +135,20 @@ class Invocation:
         return Vector(SeriesSet([()]), values.values[None, :], np.ones((1, len(self.times_ms)), dtype=bool))
 
 
+def size_of(value: Value) -> int:
+    """The bytes of the columns of a value; a histogram counts as a pointer."""
+    if isinstance(value, Vector):
+        return value.values.nbytes + value.present.nbytes + (0 if value.histograms is None else value.values.nbytes)
+    if isinstance(value, Text):
+        return len(value.value)
+    if isinstance(value, Scalar):
+        return value.values.nbytes
+    optional = (0 if value.usable is None else value.usable.nbytes) + (
+        0 if value.histograms is None else value.histograms.nbytes
+    )
+    return value.values.nbytes + value.lows.nbytes + value.highs.nbytes + optional
+
+
 PromFunction = Callable[[Invocation], Value]
 
 
@@ -176,9 +195,20 @@ def label_of(pairs: Pairs, name: str) -> str:
 
 def with_label(pairs: Pairs, name: str, value: str) -> Pairs:
     """Set one label, or remove it if the value is empty; a new metric name replaces a dropped one too."""
+    check_label_length(name, len(value))
+    allowance.use_labels(LABEL_BYTES + len(value))
     replaced = NAMES if name == METRIC_NAME else (name,)
     kept = [pair for pair in pairs if pair[0] not in replaced]
     return tuple(sorted([*kept, (name, value)] if value else kept))
+
+
+def check_label_length(name: str, characters: int) -> None:
+    if characters > MAX_LABEL_CHARACTERS:
+        raise errors.QueryLimit(
+            f"the query would set the label {errors.quote(name)} to {characters:,} characters,"
+            f" the limit is {MAX_LABEL_CHARACTERS:,}",
+            remedy="Join or repeat fewer labels",
+        )
 
 
 def _mark_name_dropped(pairs: Pairs) -> Pairs:
@@ -210,6 +240,7 @@ def merge_duplicates(vector: Vector) -> Vector:
         return vector
     order, starts = duplicates.order, duplicates.starts
     present = vector.present[order]
+    allowance.require(CELL_BYTES * present.size)
     counts = np.add.reduceat(present.astype(np.int64), starts, axis=0) if len(order) else present.astype(np.int64)
     if (counts > 1).any():
         row = int(order[starts[int(np.argwhere(counts > 1)[0][0])]])

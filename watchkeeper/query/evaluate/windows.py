@@ -16,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from watchkeeper.kit import allowance
 from watchkeeper.query.engine import Floats, Mask, Millis
 from watchkeeper.query.evaluate.values import Vector, Windows
 from watchkeeper.store import columns as stored
@@ -27,6 +28,8 @@ T = TypeVar("T", bound=np.generic)
 
 # Samples per piece: half a megabyte of values and intermediate results stay in the CPU cache.
 PIECE_SAMPLES = 1 << 16
+# The memory of one sample of a piece, with intermediate results; one window may be larger than a piece.
+PIECE_BYTES = 64
 # With more different bounds than this, series are read one at a time.
 MAX_KINDS = 64
 TRUE = bytes([True])
@@ -188,6 +191,7 @@ def iterate_pieces(windows: Windows) -> Iterator[slice]:
     """Slices of rows, each with a limited number of results."""
     rows = max(1, PIECE_SAMPLES // max(1, len(windows.ends_ms), windows.values.shape[1]))
     for row in range(0, len(windows.series), rows):
+        allowance.check()
         yield slice(row, row + rows)
 
 
@@ -262,8 +266,10 @@ def reduce(windows: Windows, compute: Callable[[Piece], Floats], *, min_samples:
         return Vector(windows.series, values, present)
     steps = max(1, min(shape[1], PIECE_SAMPLES // widest))
     rows = max(1, PIECE_SAMPLES // (widest * steps))
+    allowance.require(PIECE_BYTES * widest)
     for row in range(0, shape[0], rows):
         for step in range(0, shape[1], steps):
+            allowance.check()
             area = slice(row, row + rows), slice(step, step + steps)
             piece = _lay_out(windows, *area, widest)
             with np.errstate(all="ignore"):

@@ -8,27 +8,24 @@ from typing import Any
 import re2
 
 from watchkeeper.query import engine
-from watchkeeper.store.index import RE2_OPTIONS
-
-# Longer patterns come from generated queries: compiled they can take megabytes, and they are rarely used again.
-MAX_CACHED_LENGTH = 1000
+from watchkeeper.store.index import CACHED_RE2_OPTIONS, MAX_CACHED_PATTERN, RE2_OPTIONS
 
 
 def compile_pattern(pattern: str) -> Any:
     """Compile an RE2 pattern for `fullmatch`; ValueError if it is invalid."""
-    return _compile(pattern) if len(pattern) > MAX_CACHED_LENGTH else _compile_cached(pattern)
+    return _compile(pattern) if len(pattern) > MAX_CACHED_PATTERN else _compile_cached(pattern)
 
 
 def _compile(pattern: str) -> Any:
     try:
-        return re2.compile(pattern, RE2_OPTIONS)
+        return re2.compile(pattern, CACHED_RE2_OPTIONS if len(pattern) <= MAX_CACHED_PATTERN else RE2_OPTIONS)
     except re2.error as error:
         problem = error.args[0] if error.args else "not a regular expression"
         raise ValueError(problem.decode(errors="replace") if isinstance(problem, bytes) else str(problem)) from error
 
 
 # Rules and dashboards of a fleet have a few hundred patterns.
-_compile_cached = functools.lru_cache(maxsize=2048)(_compile)
+_compile_cached = functools.lru_cache(maxsize=512)(_compile)
 
 
 def matches(matcher: engine.Matcher, value: str) -> bool:

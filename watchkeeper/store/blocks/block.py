@@ -24,6 +24,7 @@ from watchkeeper import errors
 from watchkeeper.store import codec, histograms
 from watchkeeper.store.blocks.block_writer import MAGIC, TAIL, VERSION
 from watchkeeper.store.blocks.label_table import LabelTable, Numbers
+from watchkeeper.store.cache_memory import CACHE_MEMORY
 from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, from_file
 from watchkeeper.store.corruption import Corruption
 from watchkeeper.store.index import Matcher, Matchers
@@ -31,6 +32,8 @@ from watchkeeper.store.sample_columns import Columns, check_sample_limit
 from watchkeeper.store.series import Pairs, SeriesSet
 
 MAX_SELECTIONS = 64
+# The memory of a cached selection for each of its series: the row, and a label set.
+SELECTED_BYTES = 240
 
 
 class ChunkCache:
@@ -113,6 +116,7 @@ class Block:
         self.samples = int(footer["samples"])
         self.sources: tuple[str, ...] = tuple(footer["sources"])
         self._part_locations: dict[str, tuple[int, int, int]] = footer["parts"]
+        CACHE_MEMORY.register(self)
 
     def select(self, matchers: Matchers, start_ms: int, end_ms: int, *, max_samples: int | None = None) -> Columns:
         """The samples with start < time ≤ end; QueryLimit if there are more than `max_samples`."""
@@ -155,12 +159,22 @@ class Block:
         with self._lock:
             selected = self._selections.get(key)
         if selected is None:
-            selected = self.find_rows(key)
+            generation, selected = CACHE_MEMORY.generation, self.find_rows(key)
+            CACHE_MEMORY.charge(SELECTED_BYTES * len(selected[0]))
             with self._lock:
                 self._selections[key] = selected
                 if len(self._selections) > MAX_SELECTIONS:
-                    self._selections.popitem(last=False)
+                    _, (old_rows, _) = self._selections.popitem(last=False)
+                    CACHE_MEMORY.credit(SELECTED_BYTES * len(old_rows), generation)
         return selected
+
+    def drop_results(self) -> None:
+        with self._lock:
+            self._selections = OrderedDict()
+
+    def __del__(self) -> None:
+        for rows, _ in self._selections.values():
+            CACHE_MEMORY.credit(SELECTED_BYTES * len(rows), CACHE_MEMORY.generation)
 
     def find_rows(self, matchers: Matchers) -> tuple[Ints, SeriesSet]:
         """The rows that match a selector, and their label sets; not cached."""

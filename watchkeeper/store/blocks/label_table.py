@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from watchkeeper import errors
+from watchkeeper.kit import allowance
 from watchkeeper.store import codec
 from watchkeeper.store.columns import Ints
 from watchkeeper.store.index import Matchers, build_predicate
@@ -65,7 +66,7 @@ class LabelTable:
         for matcher in matchers:
             accepts = build_predicate(matcher)
             if matcher.name in self.values:
-                accepted = np.fromiter(map(accepts, self.values[matcher.name]), dtype=bool)
+                accepted = np.fromiter(map(accepts, allowance.watch(self.values[matcher.name])), dtype=bool)
                 rows = rows[accepted[self._columns[matcher.name].take(rows)]]
             elif not accepts(""):
                 return rows[:0]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from watchkeeper.model import exemplars
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import engine
 from watchkeeper.store.head import head
+
+T = TypeVar("T")
 
 UNREADABLE = "many-to-many matching is not allowed"
 METRICS = {
@@ -132,6 +134,11 @@ class CannedQueries(samples.Queries):
         if self.failing:
             raise QueryError(UNREADABLE)
         return await super().instant(expr, at_ms)
+
+    async def run_for_user(self, work: Callable[[], T], *, timeout_seconds: float = samples.QUERY_TIMEOUT_SECONDS) -> T:
+        if self.failing:
+            raise QueryError(UNREADABLE)
+        return await super().run_for_user(work, timeout_seconds=timeout_seconds)
 
 
 def answer(labels: list[Labels], times: list[int], values: Any) -> engine.QueryResult:

@@ -42,6 +42,51 @@ def all_rows() -> list[tuple[str, str, Role | None]]:
     return [(method, row.path, row.role) for row in table for method in row.methods]
 
 
+CROSS_SITE = (
+    {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"},
+    {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"},
+    {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors", "Sec-Fetch-Dest": "empty"},
+    {"Origin": "https://elsewhere.example"},
+    {"Origin": "null"},
+)
+
+
+@pytest.mark.parametrize(("method", "path", "role"), all_rows())
+def test_a_page_of_another_site_cannot_use_any_route(local: Site, method: str, path: str, role: Role | None) -> None:
+    filled = re.sub(r"\{[^}]*\}", "x", path)
+    form = {"Content-Type": "application/x-www-form-urlencoded"} if method == "POST" else {}
+    for headers in CROSS_SITE if role is not None else ():
+        status = local.ask(filled, method=method, body="query=1" if form else None, headers=headers | form).status
+        assert status == 403, f"{method} {path} with {headers}"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors", "Sec-Fetch-Dest": "empty"},
+        {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"},
+        {"User-Agent": "Grafana/11.2.0", "X-Grafana-Org-Id": "1", "Sec-Fetch-Site": "same-origin"},
+    ],
+)
+def test_programs_and_own_pages_can_query_with_and_without_a_form(local: Site, headers: dict[str, str]) -> None:
+    assert local.ask("/api/v1/query?query=up", headers=headers).status == 200
+    form = {"Content-Type": "application/x-www-form-urlencoded"} | headers
+    assert local.ask("/api/v1/query", method="POST", body="query=up", headers=form).status == 200
+
+
+def test_a_link_of_another_site_can_be_followed_but_not_posted(local: Site) -> None:
+    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    assert local.ask("/api/incidents", headers=link).status == 200
+    form = {"Content-Type": "application/x-www-form-urlencoded"} | link
+    assert local.ask("/api/v1/query", method="POST", body="query=up", headers=form).status == 403
+
+
+def test_a_bearer_token_may_be_sent_by_a_page_that_has_it(guarded: Site) -> None:
+    sent = {"Authorization": f"Bearer {SECRETS['viewer']}", "Origin": "https://elsewhere.example"}
+    assert guarded.ask("/api/v1/query?query=up", headers=sent).status == 200
+
+
 @pytest.mark.parametrize(("method", "path", "role"), all_rows())
 def test_a_route_allows_only_its_roles(guarded: Site, method: str, path: str, role: Role | None) -> None:
     filled = re.sub(r"\{[^}]*\}", "x", path)

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from tests.support.waiting import turns
 from watchkeeper.kit import own_metrics
+from watchkeeper.web import shedding
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint
 from watchkeeper.web.shedding import (
@@ -18,6 +19,9 @@ from watchkeeper.web.shedding import (
     MAX_CONCURRENT,
     MAX_PAGE_REQUESTS,
     MAX_PANEL_REQUESTS,
+    MAX_WAITING_PER_CLIENT,
+    PANEL_SLOTS,
+    SLOTS_PER_CLIENT,
     LoadShedder,
     replay_limit,
 )
@@ -102,6 +106,84 @@ def test_requests_do_not_wait_for_constant_rule_evaluation() -> None:
             load.start_request(PAGE)
         async with asyncio.timeout(30), load.acquire_slot(PAGE):
             pass
+
+    asyncio.run(story())
+
+
+def start_panels(load: LoadShedder, *clients: str) -> tuple[list[str], list[asyncio.Task[None]], asyncio.Event]:
+    """Panels of these clients, which run until the event is set; the names of those that run, in their order."""
+    running, may_end = list[str](), asyncio.Event()
+
+    async def panel(client: str) -> None:
+        async with load.acquire_slot(PANEL, client):
+            running.append(client)
+            await may_end.wait()
+
+    return running, [asyncio.create_task(panel(client)) for client in clients], may_end
+
+
+def test_one_client_never_has_all_slots_and_clients_take_turns() -> None:
+    async def story() -> None:
+        running, tasks, may_end = start_panels(LoadShedder(own_metrics.Registry()), *["heavy"] * 20, "ann", "bob")
+        await turns()
+        assert running == [*["heavy"] * SLOTS_PER_CLIENT, "ann"]
+        may_end.set()
+        await asyncio.gather(*tasks)
+        assert running[PANEL_SLOTS : PANEL_SLOTS + 3].count("bob") == 1
+
+    asyncio.run(story())
+
+
+def test_a_cancelled_panel_leaves_the_queue_and_a_running_one_its_slot() -> None:
+    metrics = own_metrics.Registry()
+
+    async def story() -> None:
+        running, tasks, may_end = start_panels(LoadShedder(metrics), *["heavy"] * 20)
+        await turns()
+        for task in tasks[:-1]:
+            task.cancel()
+        await asyncio.gather(*tasks[:-1], return_exceptions=True)
+        await turns()
+        assert running == ["heavy"] * (SLOTS_PER_CLIENT + 1)
+        may_end.set()
+        await asyncio.gather(*tasks[-1:])
+
+    asyncio.run(story())
+    assert 'watchkeeper_web_panels{state="running"} 0' in metrics.render()
+    assert 'watchkeeper_web_panels{state="waiting"} 0' in metrics.render()
+
+
+def test_too_many_waiting_panels_of_one_client_are_refused_but_not_those_of_others() -> None:
+    metrics = own_metrics.Registry()
+
+    async def story() -> None:
+        load = LoadShedder(metrics)
+        _, tasks, may_end = start_panels(load, *["heavy"] * (SLOTS_PER_CLIENT + MAX_WAITING_PER_CLIENT), "ann")
+        await turns()
+        with pytest.raises(HTTPException, match="300 panels of this client wait, the limit is 300") as refused:
+            async with load.acquire_slot(PANEL, "heavy"):
+                pass
+        assert (refused.value.status_code, refused.value.headers) == (503, {"Retry-After": "5"})
+        may_end.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(story())
+    assert 'watchkeeper_web_refused_total{kind="panel"} 1' in metrics.render()
+
+
+def test_a_panel_that_waits_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shedding, "MAX_QUEUE_SECONDS", 0.01)
+
+    async def story() -> None:
+        load = LoadShedder(own_metrics.Registry())
+        _, tasks, may_end = start_panels(load, *["heavy"] * SLOTS_PER_CLIENT)
+        await turns()
+        with pytest.raises(HTTPException, match=r"waited 0\.01 s for one of 4 slots") as refused:
+            async with load.acquire_slot(PANEL, "heavy"):
+                pass
+        assert refused.value.status_code == 503
+        may_end.set()
+        await asyncio.gather(*tasks)
 
     asyncio.run(story())
 

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import cached_property
+from typing import TypeVar
 
 import pytest
 
@@ -15,11 +16,13 @@ from tests.support.waiting import until_async
 from tests.web.canned_engine import CannedQueries
 from tests.web.running import ANSWER_SECONDS, Reply, Site
 from tests.web.small_hub import SmallHub
+from watchkeeper.hub import samples
 from watchkeeper.kit import clock
 from watchkeeper.query import engine
 from watchkeeper.web import app, server, startup_app
 from watchkeeper.web.auth import auth, auth_reload
 
+T = TypeVar("T")
 QUESTION = "/api/v1/query?query=up"
 
 
@@ -30,10 +33,10 @@ class SlowQueries(CannedQueries):
         super().__init__(inner, time)
         self.is_asked, self.may_answer = asyncio.Event(), asyncio.Event()
 
-    async def instant(self, expr: str, at_ms: int | None = None) -> engine.QueryResult:
+    async def run_for_user(self, work: Callable[[], T], *, timeout_seconds: float = samples.QUERY_TIMEOUT_SECONDS) -> T:
         self.is_asked.set()
         await self.may_answer.wait()
-        return await super().instant(expr, at_ms)
+        return await super().run_for_user(work, timeout_seconds=timeout_seconds)
 
 
 class SlowHub(SmallHub):

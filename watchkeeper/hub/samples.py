@@ -14,27 +14,35 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from watchkeeper import errors
 from watchkeeper.accounting import budget_watch, ledger, usage_reader
-from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import backends
 from watchkeeper.hub.runtime import Loop, Runtime
-from watchkeeper.kit import clock, files, recent_failures
+from watchkeeper.kit import allowance, clock, files, recent_failures
 from watchkeeper.query import engine
 from watchkeeper.store import clock_check, durable
 
 SYNC_SECONDS = 1.0
 LEDGER_SECONDS = 600.0
-# More threads would only compete for cores; further queries queue.
-QUERY_THREADS = 4
+# For the queries of the hub's own pages, and for those of users: heavy queries of users do not delay pages. With more
+# threads they would only compete for cores; further queries queue.
+PAGE_THREADS, USER_THREADS = 4, 4
+# Prometheus' default of --query.timeout; a request can set a shorter one.
+QUERY_TIMEOUT_SECONDS = 120.0
 T = TypeVar("T")
 
 
 class Queries:
-    """Runs queries of users in separate threads, so that neither the fsync of the WAL nor rules wait for them."""
+    """Runs queries in separate threads, so that neither the fsync of the WAL nor rules wait for them.
+
+    A query has a deadline, and ends soon after its caller is cancelled.
+    """
 
     def __init__(self, backend: engine.Engine, time: clock.Clock) -> None:
         self.engine, self._clock = backend, time
-        self._threads = ThreadPoolExecutor(QUERY_THREADS, thread_name_prefix="query")
+        self._page_threads = ThreadPoolExecutor(PAGE_THREADS, thread_name_prefix="query")
+        self._user_threads = ThreadPoolExecutor(USER_THREADS, thread_name_prefix="user-query")
+        self._deadlines: set[allowance.Deadline] = set()
 
     @property
     def now_ms(self) -> int:
@@ -42,18 +50,50 @@ class Queries:
 
     async def instant(self, expr: str, at_ms: int | None = None) -> engine.QueryResult:
         at = self.now_ms if at_ms is None else at_ms
-        return await self._run_in_thread(lambda: self.engine.instant(expr, at))
+        return await self._run_in_thread(self._page_threads, lambda: self.engine.instant(expr, at))
 
     async def range(self, expr: str, window: engine.QueryRange) -> engine.QueryResult:
-        local = self.engine.local
-        result = None if local is None else local.range_if_cheap(expr, window)
-        return result if result is not None else await self._run_in_thread(lambda: self.engine.range(expr, window))
+        result = self.range_if_cheap(expr, window)
+        if result is not None:
+            return result
+        return await self._run_in_thread(self._page_threads, lambda: self.engine.range(expr, window))
 
-    async def _run_in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    def range_if_cheap(self, expr: str, window: engine.QueryRange) -> engine.QueryResult | None:
+        local = self.engine.local
+        return None if local is None else local.range_if_cheap(expr, window)
+
+    async def run_for_user(self, work: Callable[[], T], *, timeout_seconds: float = QUERY_TIMEOUT_SECONDS) -> T:
+        """Evaluate a query of a user and write its answer; QueryTimeout after the timeout."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                return await self._run_in_thread(self._user_threads, work, timeout_seconds=timeout_seconds)
+        except TimeoutError as error:
+            problem = f"query timed out in expression evaluation after {timeout_seconds:g} s"
+            raise errors.QueryTimeout(problem) from error
+
+    async def _run_in_thread(
+        self, threads: ThreadPoolExecutor, work: Callable[[], T], *, timeout_seconds: float = QUERY_TIMEOUT_SECONDS
+    ) -> T:
+        deadline, memory = allowance.Deadline(timeout_seconds), allowance.Memory(self.engine.limits().max_bytes)
+
+        def run() -> T:
+            with deadline.applied(), memory:
+                return work()
+
+        self._deadlines.add(deadline)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(threads, run)
+        except asyncio.CancelledError:
+            deadline.cancel()
+            raise
+        finally:
+            self._deadlines.discard(deadline)
 
     def close(self) -> None:
-        self._threads.shutdown(cancel_futures=True)
+        for deadline in list(self._deadlines):
+            deadline.cancel()
+        self._page_threads.shutdown(cancel_futures=True)
+        self._user_threads.shutdown(cancel_futures=True)
 
 
 class Samples:
@@ -94,7 +134,7 @@ class Samples:
                 limits = durable.StoreSettings.from_settings(settings.query)
                 self._store = durable.open_store(settings.samples_path, limits, clock_ms=self._now_ms)
                 local.head = self._store
-        except (OSError, WatchkeeperError):
+        except (OSError, errors.WatchkeeperError):
             self.close()
             raise
         self.closing.callback(self.engine.close)

@@ -39,3 +39,11 @@ def is_same_origin(method: str, headers: Mapping[str, str]) -> bool:
 def is_from_foreign_page(headers: Mapping[str, str]) -> bool:
     """Whether a browser sent this for a page of another site; programs send none of these headers."""
     return ("origin" in headers or "sec-fetch-site" in headers) and not is_same_origin("GET", headers)
+
+
+def is_foreign_read(method: str, headers: Mapping[str, str]) -> bool:
+    """Whether a page of another site sent this read; a person may type its address or follow a link to it."""
+    is_link = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
+    if headers.get("sec-fetch-site") == "none" or (is_link and method == "GET"):
+        return False
+    return is_from_foreign_page(headers)

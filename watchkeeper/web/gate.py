@@ -22,11 +22,12 @@ from starlette.websockets import WebSocket
 from watchkeeper.errors import HubError, InvalidTransition, JournalConflict, WatchkeeperError
 from watchkeeper.kit import api_version
 from watchkeeper.kit.logs import fields
-from watchkeeper.net.origins import is_from_foreign_page, is_loopback_host, is_same_origin
+from watchkeeper.net.origins import is_foreign_read, is_from_foreign_page, is_loopback_host, is_same_origin
 from watchkeeper.web import pages
 from watchkeeper.web.auth.auth import COOKIE, Caller, Proof, Role
 from watchkeeper.web.auth.auth_reload import AuthFiles
 from watchkeeper.web.auth.proxy import PROXY_USER_KEY, Proxy
+from watchkeeper.web.disconnects import ClientDisconnected, DisconnectWatch
 from watchkeeper.web.endpoint import Endpoint, RequestHandler, compress_response, error_response
 from watchkeeper.web.shedding import LoadShedder
 
@@ -89,14 +90,23 @@ class Gate:
         async def answer(request: Request) -> Response:
             if endpoint.role is not None:
                 request.state.caller = self._admit(request, endpoint)
-            accepted = request.headers.get("accept-encoding", "")
             if not self._shedding.start_request(endpoint):
-                return await compress_response(await endpoint.respond(request), accepted)
+                return await respond(request)
             try:
-                async with self._shedding.acquire_slot(endpoint):
-                    return await compress_response(await endpoint.respond(request), accepted)
+                async with (
+                    DisconnectWatch(request) as watch,
+                    self._shedding.acquire_slot(endpoint, client_of(request)),
+                ):
+                    return await respond(watch.request)
+            except ClientDisconnected:
+                self._shedding.count_cancelled(endpoint)
+                raise
             finally:
                 self._shedding.end_request()
+
+        async def respond(request: Request) -> Response:
+            response = await endpoint.respond(request)
+            return await compress_response(response, request.headers.get("accept-encoding", ""))
 
         return answer
 
@@ -107,10 +117,21 @@ class Gate:
             raise HTTPException(401, "login required: send a bearer token, or sign in", {"WWW-Authenticate": "Bearer"})
         if not caller.has_role(endpoint.role):
             raise HTTPException(403, f"{caller.name} has the role {caller.role}; this needs the role {endpoint.role}")
-        needs_same_origin = endpoint.changes and caller.proof is not Proof.BEARER
-        if needs_same_origin and not is_same_origin(request.method, request.headers):
+        if caller.proof is Proof.BEARER:
+            return caller
+        # The browser of a person who is signed in, or who runs the hub without authentication, acts for any page.
+        if endpoint.changes and not is_same_origin(request.method, request.headers):
             raise HTTPException(403, "this request is not from the console. Send JSON, and no Origin of another site")
+        if is_foreign_read(request.method, request.headers):
+            raise HTTPException(403, "a page of another site sent this request. Use a program with a bearer token")
         return caller
+
+
+def client_of(request: Request) -> str:
+    """Who shares the turns of panels: the callers of one name, or of one address without authentication."""
+    caller: Caller = request.state.caller
+    address = "" if request.client is None else request.client.host
+    return address if caller.proof is Proof.LOOPBACK else caller.name
 
 
 class SecurityMiddleware:

@@ -6,7 +6,6 @@ page calls this at every pause in typing, so an answer is short and never reads 
 
 from __future__ import annotations
 
-import asyncio
 import re
 import string
 from collections.abc import Iterable
@@ -140,7 +139,7 @@ class ExploreApi:
             raise HTTPException(400, problem)
         cursor = read_cursor(text[:at])
         try:
-            words = await asyncio.to_thread(self._complete, cursor)
+            words = await self._queries.run_for_user(lambda: self._complete(cursor))
         except WatchkeeperError as error:
             raise HTTPException(503, str(error)) from error
         return CompletionList(kind=cursor.kind, begins=at - len(cursor.typed), ends=at, words=words)

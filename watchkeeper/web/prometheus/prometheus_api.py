@@ -6,17 +6,16 @@ empty. The console draws its charts with the same endpoints. docs/howto/grafana.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.responses import Response
 
 from watchkeeper.hub.runtime import Runtime
-from watchkeeper.hub.samples import Queries
-from watchkeeper.kit import clock
+from watchkeeper.hub.samples import QUERY_TIMEOUT_SECONDS, Queries
+from watchkeeper.kit import allowance, clock
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query import engine
 from watchkeeper.query.promql import printer
@@ -36,15 +35,12 @@ from watchkeeper.web.prometheus.prometheus_params import (
     TRUNCATED_WARNING,
     Form,
     QueryData,
-    QueryTimeout,
     limited_response,
     prometheus_get,
     success_response,
 )
 from watchkeeper.web.prometheus.prometheus_status import write_metadata
 
-# Prometheus' default of --query.timeout; a request can set a shorter one.
-QUERY_TIMEOUT_SECONDS = 120.0
 ALL_SERIES = ((engine.Matcher(METRIC_NAME, engine.MatchOp.NOT_EQUAL, ""),),)
 
 
@@ -56,17 +52,6 @@ class _QueryOptions:
     timeout_seconds: float
     limit: int | None
     with_stats: bool
-    took_seconds: float = 0.0
-
-    async def run(self, query: Awaitable[engine.QueryResult]) -> engine.QueryResult:
-        began = time.perf_counter()
-        try:
-            async with asyncio.timeout(self.timeout_seconds):
-                result = await query
-        except TimeoutError as error:
-            raise QueryTimeout(f"query timed out in expression evaluation after {self.timeout_seconds:g} s") from error
-        self.took_seconds = time.perf_counter() - began
-        return result
 
 
 class PrometheusApi:
@@ -85,71 +70,91 @@ class PrometheusApi:
     )
     async def query(self, params: Form) -> Response:
         """Evaluate an instant query."""
-        expr, options = _read_expression(params), self._query_options(params)
+        expr, options = params.first("query") or "", self._query_options(params)
         at_ms = form.read_time("time", params.first("time"), default_ms=clock.to_ms(self._runtime.clock.now()))
-        query = (
-            self._queries.instant(expr, at_ms)
-            if options.engine_override is None
-            else asyncio.to_thread(options.engine_override.instant, expr, at_ms)
-        )
-        return await _query_response(await options.run(query), at_ms, options)
+        queried = options.engine_override or self._queries.engine
+
+        def answer() -> Response:
+            form.parse("query", expr)
+            return _answer_query(lambda: queried.instant(expr, at_ms), at_ms, options)
+
+        return await self._queries.run_for_user(answer, timeout_seconds=options.timeout_seconds)
 
     @prometheus_get(
         "/api/v1/query_range", QUERY, START, END, STEP, *QUERY_OPTIONS, methods=GET_AND_POST, response=QueryData
     )
     async def query_range(self, params: Form) -> Response:
         """Evaluate a range query."""
-        expr, options = _read_expression(params), self._query_options(params)
+        expr, options = params.first("query") or "", self._query_options(params)
         query_range = form.read_query_range(params.first("start"), params.first("end"), params.first("step"))
-        form.check_range_expression(expr)
-        query = (
-            self._queries.range(expr, query_range)
-            if options.engine_override is None
-            else asyncio.to_thread(options.engine_override.range, expr, query_range)
-        )
-        return await _query_response(await options.run(query), None, options)
+        queried = options.engine_override
+        if queried is None and (result := self._queries.range_if_cheap(expr, query_range)) is not None:
+            return _answer_query(lambda: result, None, options)
+
+        def answer() -> Response:
+            form.check_range_expression(expr)
+            return _answer_query(lambda: (queried or self._queries.engine).range(expr, query_range), None, options)
+
+        return await self._queries.run_for_user(answer, timeout_seconds=options.timeout_seconds)
 
     @prometheus_get("/api/v1/query_exemplars", QUERY, START, END, methods=GET_AND_POST)
     async def exemplars(self, params: Form) -> list[dict[str, Any]]:
         """Exemplars of series; the newest 20,000 are kept in memory."""
-        selectors = form.selectors_in(_read_expression(params))
-        start_ms, end_ms = _read_times(params, 0, clock.to_ms(self._runtime.clock.now()))
-        rows = await asyncio.to_thread(self._queries.engine.exemplars, selectors, start_ms, end_ms)
-        return [prometheus_json.write_exemplars(series, exemplars) for series, exemplars in rows]
+        start_ms, end_ms = self._read_times(params)
+
+        def answer() -> list[dict[str, Any]]:
+            expr = params.first("query") or ""
+            form.parse("query", expr)
+            rows = self._queries.engine.exemplars(form.selectors_in(expr), start_ms, end_ms)
+            return [prometheus_json.write_exemplars(series, exemplars) for series, exemplars in rows]
+
+        return await self._queries.run_for_user(answer)
 
     @prometheus_get("/api/v1/format_query", QUERY, methods=GET_AND_POST)
-    def format_query(self, params: Form) -> str:
+    async def format_query(self, params: Form) -> str:
         """Format a PromQL expression."""
-        return printer.pretty(form.parse("query", params.first("query") or ""))
+        expr = params.first("query") or ""
+        return await self._queries.run_for_user(lambda: printer.pretty(form.parse("query", expr)))
 
     @prometheus_get("/api/v1/parse_query", QUERY, methods=GET_AND_POST)
-    def parse_query(self, params: Form) -> dict[str, Any]:
+    async def parse_query(self, params: Form) -> dict[str, Any]:
         """Parse a PromQL expression into a syntax tree."""
-        return prometheus_tree.write_tree(form.parse("query", params.first("query") or ""))
+        expr = params.first("query") or ""
+        return await self._queries.run_for_user(lambda: prometheus_tree.write_tree(form.parse("query", expr)))
 
     @prometheus_get("/api/v1/series", replace(MATCH, is_required=True), START, END, LIMIT, methods=GET_AND_POST)
     async def series(self, params: Form) -> Response:
         """List series that match selectors."""
         if not params.all("match[]"):
             raise form.BadParameter("no match[] parameter provided")
-        selectors, times = self._selectors(params)
-        label_sets = await asyncio.to_thread(self._queries.engine.series, selectors or ALL_SERIES, *times)
-        return limited_response([dict(labels) for labels in label_sets], params)
+        start_ms, end_ms = self._read_times(params)
+
+        def answer() -> Response:
+            label_sets = self._queries.engine.series(_read_selectors(params) or ALL_SERIES, start_ms, end_ms)
+            return limited_response(label_sets, params, write=dict)
+
+        return await self._queries.run_for_user(answer)
 
     @prometheus_get("/api/v1/labels", *SELECTION, methods=GET_AND_POST)
     async def labels(self, params: Form) -> Response:
         """List label names."""
-        selectors, times = self._selectors(params)
-        return limited_response(await asyncio.to_thread(self._queries.engine.label_names, selectors, *times), params)
+        start_ms, end_ms = self._read_times(params)
+        read_names = self._queries.engine.label_names
+        return await self._queries.run_for_user(
+            lambda: limited_response(read_names(_read_selectors(params), start_ms, end_ms), params)
+        )
 
     @prometheus_get("/api/v1/label/{name}/values", *SELECTION)
     async def label_values(self, params: Form, name: str) -> Response:
         """List the values of a label."""
-        name = form.read_label_name(name)
-        selectors, (start_ms, end_ms) = self._selectors(params)
+        name, (start_ms, end_ms) = form.read_label_name(name), self._read_times(params)
         read_values = self._queries.engine.label_values
-        values = await asyncio.to_thread(read_values, name, selectors, start_ms=start_ms, end_ms=end_ms)
-        return limited_response(values, params)
+
+        def answer() -> Response:
+            values = read_values(name, _read_selectors(params), start_ms=start_ms, end_ms=end_ms)
+            return limited_response(values, params)
+
+        return await self._queries.run_for_user(answer)
 
     @prometheus_get("/api/v1/metadata", QueryParam("metric", "Return only this metric."), LIMIT)
     async def metadata(self, params: Form) -> dict[str, Any]:
@@ -157,7 +162,7 @@ class PrometheusApi:
         metric, limit = params.first("metric"), params.metadata_limit()
         # The hub has one description per metric, so this limit is only validated.
         params.metadata_limit("limit_per_metric")
-        metadata = await asyncio.to_thread(self._queries.engine.metadata)
+        metadata = await self._queries.run_for_user(self._queries.engine.metadata)
         names = [name for name in sorted(metadata) if not metric or name == metric][:limit]
         return {name: [write_metadata(metadata[name])] for name in names}
 
@@ -182,9 +187,12 @@ class PrometheusApi:
             )
         return local.with_lookback(lookback_ms)
 
-    def _selectors(self, params: Form) -> tuple[Sequence[Sequence[engine.Matcher]], tuple[int, int]]:
-        selectors = [form.read_matchers("match[]", text) for text in params.all("match[]")]
-        return selectors, _read_times(params, 0, clock.to_ms(self._runtime.clock.now()))
+    def _read_times(self, params: Form) -> tuple[int, int]:
+        start = form.read_time("start", params.first("start"), default_ms=0)
+        end = form.read_time("end", params.first("end"), default_ms=clock.to_ms(self._runtime.clock.now()))
+        if end < start:
+            raise form.BadParameter('invalid parameter "end": end timestamp must not be before start time')
+        return start, end
 
 
 def _read_timeout(params: Form) -> float:
@@ -197,31 +205,19 @@ def _read_timeout(params: Form) -> float:
     return min(seconds, QUERY_TIMEOUT_SECONDS)
 
 
-def _read_expression(params: Form) -> str:
-    expr = params.first("query") or ""
-    form.parse("query", expr)
-    return expr
+def _read_selectors(params: Form) -> Sequence[Sequence[engine.Matcher]]:
+    return [form.read_matchers("match[]", text) for text in allowance.watch(params.all("match[]"))]
 
 
-def _read_times(params: Form, start_ms: int, end_ms: int) -> tuple[int, int]:
-    start = form.read_time("start", params.first("start"), default_ms=start_ms)
-    end = form.read_time("end", params.first("end"), default_ms=end_ms)
-    if end < start:
-        raise form.BadParameter('invalid parameter "end": end timestamp must not be before start time')
-    return start, end
-
-
-async def _query_response(result: engine.QueryResult, at_ms: int | None, options: _QueryOptions) -> Response:
-    """Write the result; a large one in a thread, because that takes longer than the query."""
-
-    def render() -> Response:
-        limited = result if options.limit is None else prometheus_json.limit_series(result, options.limit)
-        content, warnings = prometheus_json.write_result(limited, at_ms), list(result.warnings)
-        if limited is not result:
-            warnings.append(TRUNCATED_WARNING)
-        if options.with_stats:
-            seconds = options.took_seconds
-            content["stats"] = {"timings": {"evalTotalTime": seconds, "execTotalTime": seconds}}
-        return success_response(content, warnings, result.infos)
-
-    return await asyncio.to_thread(render) if result.frame.values.size > 10_000 else render()
+def _answer_query(evaluate: Callable[[], engine.QueryResult], at_ms: int | None, options: _QueryOptions) -> Response:
+    """Evaluate a query and write its result, which for a large one takes longer."""
+    began = time.perf_counter()
+    result = evaluate()
+    seconds = time.perf_counter() - began
+    limited = result if options.limit is None else prometheus_json.limit_series(result, options.limit)
+    content, warnings = prometheus_json.write_result(limited, at_ms), list(result.warnings)
+    if limited is not result:
+        warnings.append(TRUNCATED_WARNING)
+    if options.with_stats:
+        content["stats"] = {"timings": {"evalTotalTime": seconds, "execTotalTime": seconds}}
+    return success_response(content, warnings, result.infos)

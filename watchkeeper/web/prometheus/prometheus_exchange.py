@@ -20,7 +20,7 @@ from watchkeeper.errors import StoreError, WireError
 from watchkeeper.hub import services
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.samples import Queries
-from watchkeeper.kit import clock
+from watchkeeper.kit import allowance, clock
 from watchkeeper.model.histograms import HistogramSample
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.model.samples import Sample
@@ -42,6 +42,8 @@ Matchers = tuple[engine.Matcher, ...]
 MAX_CONCURRENT_RECORDINGS = 2
 MAX_INCIDENTS = 1000
 CHUNK_BYTES = 256 * 1024
+# A sample of a federated page, with its line.
+FEDERATED_BYTES = 1000
 
 
 class SampleExchange:
@@ -56,20 +58,25 @@ class SampleExchange:
     @prometheus_get("/federate", MATCH, media_type="text/plain")
     async def federate(self, params: Form) -> Response:
         """Newest samples as a metrics page: text, or protobuf with native histograms if `Accept` prefers it."""
-        selectors = [read_matchers("match[]", text) for text in params.all("match[]")]
-        if not selectors:
+        if not params.all("match[]"):
             raise BadParameter("no match[] parameter provided")
         at_ms = clock.to_ms(self._runtime.clock.now())
-        samples = await asyncio.to_thread(self._latest_samples, selectors, at_ms)
-        page_format = federation.choose_format(params.accept)
-        page = await asyncio.to_thread(federation.write_page, samples, page_format)
-        return Response(page, media_type=page_format.value)
+
+        def answer() -> Response:
+            selectors = [read_matchers("match[]", text) for text in params.all("match[]")]
+            page_format = federation.choose_format(params.accept)
+            page = federation.write_page(self._latest_samples(selectors, at_ms), page_format)
+            return Response(page, media_type=page_format.value)
+
+        return await self._queries.run_for_user(answer)
 
     def _latest_samples(self, selectors: list[Matchers], at_ms: int) -> list[interfaces.AnySample]:
         """The newest sample of each series; a remote engine returns its value without its time."""
         local = self._queries.engine.local
         samples: dict[object, interfaces.AnySample] = {}
         for selector in selectors:
+            allowance.check()
+            allowance.require(FEDERATED_BYTES * len(samples))
             if local is not None:
                 samples |= {sample.labels: sample for sample in local.latest_samples(selector, at_ms)}
                 continue

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from watchkeeper.errors import QueryError, StoreError
+from watchkeeper.errors import QueryError, QueryTimeout, StoreError
 from watchkeeper.kit import clock, durations
 from watchkeeper.query import engine
 from watchkeeper.query.promql import ast, parser, types
@@ -46,6 +46,8 @@ ESCAPED_NAME = "U__"
 ESCAPED_PART = re.compile("_([0-9a-fA-F]{1,6})_|__")
 # Prometheus limits an expression only by the size of a URL or form.
 MAX_FORM_BYTES = 256 * 1024
+# Each selector of a list of series is searched separately.
+MAX_FIELDS = 1000
 GET_AND_POST = ("GET", "POST")
 TRUNCATED_WARNING = "results truncated due to limit"
 QUERY = QueryParam("query", "The PromQL expression to evaluate.", is_required=True)
@@ -229,10 +231,6 @@ class QueryData(TypedDict):
     result: list[QuerySeries] | tuple[float, str]
 
 
-class QueryTimeout(Exception):
-    """A query ran longer than its timeout."""
-
-
 def prometheus_get(
     path: str, *params: QueryParam, **fields: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Awaitable[Response]]]:
@@ -245,10 +243,10 @@ def prometheus_get(
             try:
                 data = method(api, await read_form(request), **request.path_params)
                 data = await data if inspect.isawaitable(data) else data
-            except QueryError as error:
-                return prometheus_error(str(error), status=422)
             except QueryTimeout as error:
                 return prometheus_error(str(error), status=503, kind="timeout")
+            except QueryError as error:
+                return prometheus_error(str(error), status=422)
             except StoreError as error:
                 return prometheus_error(str(error), status=503)
             except HTTPException as error:
@@ -261,11 +259,18 @@ def prometheus_get(
 
 
 async def read_form(request: Request) -> Form:
-    pairs = parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    pairs = _parse_pairs(request.scope["query_string"].decode("latin-1"))
     if request.method == "POST":
         body = await read_body(request, MAX_FORM_BYTES, remedy="Split the expression into recording rules")
-        pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True) + pairs
+        pairs = _parse_pairs(body.decode("utf-8", "replace")) + pairs
     return Form(pairs, accept=request.headers.get("accept", ""))
+
+
+def _parse_pairs(text: str) -> list[tuple[str, str]]:
+    try:
+        return parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_FIELDS)
+    except ValueError as error:
+        raise BadParameter(f"the request has more than {MAX_FIELDS:,} parameters. Send several requests") from error
 
 
 def success_response(content: Any, warnings: Sequence[str] = (), infos: Sequence[str] = ()) -> Response:
@@ -275,8 +280,8 @@ def success_response(content: Any, warnings: Sequence[str] = (), infos: Sequence
     )
 
 
-def limited_response(items: list[Any], params: Form) -> Response:
+def limited_response(items: Sequence[Any], params: Form, *, write: Callable[[Any], Any] = str) -> Response:
     limit = params.limit()
     if limit is None or len(items) <= limit:
-        return success_response(items)
-    return success_response(items[:limit], [TRUNCATED_WARNING])
+        return success_response([write(item) for item in items])
+    return success_response([write(item) for item in items[:limit]], [TRUNCATED_WARNING])

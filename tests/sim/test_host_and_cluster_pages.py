@@ -165,3 +165,26 @@ def test_only_the_rack_with_the_fault_heats_up(fleet: Simulation) -> None:
     assert (physics.temperature[rows] > 80).mean() > 0.5
     assert (physics.temperature[64:] < 80).all()
     assert fleet.fault_place(fault).domain == "rack=r01"
+
+
+def test_every_training_job_with_a_rank_on_a_node_without_power_stalls_until_the_power_is_back(
+    fleet: Simulation,
+) -> None:
+    def last_steps(*, in_rack: bool) -> list[float]:
+        jobs, layout = fleet.machines.jobs, fleet.layout
+        racks = {
+            job.name: {layout.nodes[layout.node_of_gpu[row]].rack for row in job.rows} for job in jobs.running.values()
+        }
+        page = fleet.page_at("/workloads/metrics")
+        names = [name for name in racks if (rack in racks[name]) is in_rack]
+        return [max(read(page, "training_last_step_timestamp_seconds", job_name=name), default=0) for name in names]
+
+    rack = fleet.layout.nodes[-1].rack
+    fault = fleet.inject("rack-power", node=fleet.layout.nodes[-1].name)
+    struck = fleet.second
+    fleet.advance(120)
+    assert 0 < max(last_steps(in_rack=True)) <= struck + 5
+    assert max(last_steps(in_rack=False)) > struck + 60
+    fleet.end_fault(fault.id)
+    fleet.advance(60)
+    assert max(last_steps(in_rack=True)) > struck + 120

@@ -306,12 +306,17 @@ def test_a_job_whose_gpus_no_longer_report_is_healthy_only_if_it_still_steps(
     assert (line.state, line.goodput, line.gpus) == (state, goodput, 4)
 
 
-def test_a_job_whose_ranks_have_ended_is_not_running_because_its_gpus_worked_this_hour() -> None:
+@pytest.mark.parametrize(("idle_seconds", "state"), [(0, "unknown"), (90, "stalled")])
+def test_a_job_whose_ranks_have_ended_is_not_running_because_its_gpus_worked_this_hour(
+    idle_seconds: float, state: str
+) -> None:
     ranks = {row: value for row, value in {**SERIES, **RANKS}.items() if row.startswith("training_") or row == AGE}
     left = {row: value for row, value in {**SERIES, **RANKS}.items() if row not in ranks}
-    source = engine({**left, **dict.fromkeys(ranks, STALE)}, before=ranks)
+    idle = {f"watchkeeper:job_idle:seconds{{{SLURM}}}": idle_seconds}
+    source = engine({**left, **dict.fromkeys(ranks, STALE), **idle}, before=ranks)
     line = next(line for line in board.make_board(source, NOW, board.BoardInputs()).lines if line.id == "4711")
-    assert (line.state, line.name, line.used) == ("unknown", "pretrain", 0.8)
+    assert (line.state, line.name, line.used) == (state, "pretrain", 0.8)
+    assert line.stalled_since == (NOW - timedelta(seconds=64) if state == "stalled" else None)
 
 
 def test_gpus_that_heat_slows_down_bind_the_job_in_the_list_and_on_its_page() -> None:

@@ -54,10 +54,10 @@ class JobState(StrEnum):
     DIVERGED = "diverged"
     SLOW = "slow"
     IDLE = "idle"
+    UNKNOWN = "unknown"
     PAUSED = "paused"
     PENDING = "pending"
     RUNNING = "running"
-    UNKNOWN = "unknown"
 
 
 class BoundBy(StrEnum):

@@ -298,6 +298,7 @@ class FaultInjector:
         active_effects = (active for fault in self.active.values() for active in fault.effects)
         exporter, layout = self.machines.exporter, self.machines.layout
         self.totals = sum_effects(active_effects, layout)
+        self.machines.jobs.nodes_down = self.totals.hosts_down
         exporter.readings.lanes = self.totals.pcie_width
         down = np.isin(layout.node_of_gpu, list(self.totals.fabric_down))
         exporter.readings.fabric_state = np.where(down, FABRIC_NOT_STARTED, FABRIC_COMPLETED)

@@ -140,6 +140,8 @@ class SimJobs:
         self.kind = np.zeros(count, dtype=np.int8)
         self.is_down = np.zeros(count, dtype=bool)
         self.is_stalled = np.zeros(count, dtype=bool)
+        # Rows of nodes without power: a training job with a rank there stalls.
+        self.nodes_down: set[int] = set()
         self.memory_share = np.zeros(count)
         self._first_rank = np.arange(count)
         self._offset, self._density = np.zeros(count), np.ones(count)
@@ -252,6 +254,10 @@ class SimJobs:
         phase[training & (at % self._epoch < 10)] = WorkPhase.LOADING
         phase[training & (at % self._checkpoint < 25)] = WorkPhase.CHECKPOINT
         phase[self.kind == SimJobKind.SERVING] = WorkPhase.SERVING
+        if self.nodes_down:
+            has_lost_rank = np.zeros(len(self.kind), dtype=bool)
+            has_lost_rank[self._first_rank[np.isin(self.layout.node_of_gpu, list(self.nodes_down))]] = True
+            phase[training & has_lost_rank[self._first_rank]] = WorkPhase.STALLED
         phase[self.is_stalled] = WorkPhase.STALLED
         phase[self.is_down] = WorkPhase.IDLE
         return phase

@@ -158,6 +158,7 @@ class _BoardBuilder:
                 self._parts.setdefault(identity.job_from_workload(part), []).append(part)
         self._by_training = {name: _map_by_training(rows[name]) for name in TRAINING_QUERIES}
         self._last_step_ages = self._by_training["step_ages"]
+        self._all_step_ages = {**self._by_training["ended_steps"], **self._last_step_ages}
         self._node_counts = _map_by_job(rows["nodes"])
         self._recorded_at = _map_by_job(rows["recorded_at"])
         self._throttled_gpus = _map_by_job(rows["throttled_gpus"])
@@ -225,7 +226,7 @@ class _BoardBuilder:
         state = self._decide_state(key, training_key, uses)
         # Seconds without a step; for a job that exports no steps, without a kernel.
         kernel_age = self._idle_seconds.get(key) if state is jobs.JobState.STALLED else None
-        idle_seconds = self._last_step_ages.get(training_key, kernel_age)
+        idle_seconds = self._all_step_ages.get(training_key, kernel_age)
         is_stalled = state in (jobs.JobState.STALLED, jobs.JobState.HUNG) and idle_seconds is not None
         stalled_at = self._now.timestamp() - (idle_seconds or 0.0) if is_stalled else None
         # What a job did before it stopped reporting is not how it does.
@@ -273,8 +274,11 @@ class _BoardBuilder:
                 return jobs.JobState.STALLED
             return jobs.JobState.PAUSED if training_key in self._by_training["paused"] else jobs.JobState.RUNNING
         # Means of an hour remain for an hour after the last rank or GPU of the job stopped reporting.
-        lost_ranks = self._by_training["ended_steps"].keys() - self._by_training["world_sizes"].keys()
-        if not uses or training_key in lost_ranks:
+        if training_key in self._by_training["ended_steps"] and training_key not in self._by_training["world_sizes"]:
+            # Neither a rank nor a GPU does anything, but the job holds its GPUs.
+            is_idle = self._idle_seconds.get(key, 0.0) >= MIN_STALL_SECONDS
+            return jobs.JobState.STALLED if is_idle else jobs.JobState.UNKNOWN
+        if not uses:
             return jobs.JobState.UNKNOWN
         if self._silent_gpus.get(key, 0.0) >= sum(value for _, value in self._gpus.get(key, [])) > 0:
             return jobs.JobState.UNKNOWN

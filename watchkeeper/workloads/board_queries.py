@@ -31,9 +31,10 @@ QUERIES: Mapping[str, str] = {
     "step_ages": (
         "watchkeeper:training_last_step_age:seconds + time() - timestamp(watchkeeper:training_last_step_age:seconds)"
     ),
+    # Seconds since the last step of a job whose ranks have stopped reporting it.
     "ended_steps": (
-        "last_over_time(watchkeeper:training_last_step_age:seconds[30m]) "
-        "unless watchkeeper:training_last_step_age:seconds"
+        "time() - max_over_time((timestamp(watchkeeper:training_last_step_age:seconds) "
+        "- watchkeeper:training_last_step_age:seconds)[30m:15s]) unless watchkeeper:training_last_step_age:seconds"
     ),
     "world_sizes": "max by (cluster, job_name) (training_world_size)",
     "training_nodes": (

@@ -58,9 +58,11 @@ def decide_verdict(report: JobReport, now: datetime, cause: JobCause | None) -> 
 def _judge_running(report: JobReport, now: datetime, cause: JobCause | None) -> JobVerdict:
     """A job without a problem that its state shows: whether its last step and its GPUs say that it makes progress."""
     last_step_at, reporting = report.last_step_at, _reporting_text(report)
-    if last_step_at is not None and _is_late(report, now, has_fault=cause is not None):
+    silent = _silent_ranks(report)
+    if last_step_at is not None and _is_late(report, now, has_fault=bool(silent) or cause is not None):
         status = VerdictStatus.UNKNOWN if cause is None else VerdictStatus.WRONG
-        reason = report.why if report.straggler is not None else "this may be one of its usual pauses"
+        reason = reporting if silent else "this may be one of its usual pauses"
+        reason = report.why if report.straggler is not None else reason
         return _make_verdict(status, NO_STEP_TEXT, last_step_at, cause, reason=reason)
     if cause is not None and cause.is_of_job:
         return _make_verdict(VerdictStatus.WRONG, STATE_TEXTS[JobState.SLOW], report.job.problem_since, cause)
@@ -69,9 +71,8 @@ def _judge_running(report: JobReport, now: datetime, cause: JobCause | None) -> 
     evidence = f"the last step finished {max(0.0, (now - last_step_at).total_seconds()):.0f} s ago, and {reporting}"
     if cause is not None:
         return _make_verdict(VerdictStatus.FINE, f"It makes progress: {evidence}. On its hardware", None, cause)
-    if _silent_ranks(report):
-        return _make_verdict(VerdictStatus.UNKNOWN, f"Whether it makes progress is unknown: {evidence}", None, None)
-    return _make_verdict(VerdictStatus.FINE, f"Nothing is wrong: {evidence}", None, None)
+    text = f"It makes progress: {evidence}" if silent else f"Nothing is wrong: {evidence}"
+    return _make_verdict(VerdictStatus.FINE, text, None, None)
 
 
 def _judge_by_gpus(report: JobReport, cause: JobCause | None) -> JobVerdict:

@@ -133,7 +133,7 @@ export const PROBLEM_STATES = ["hung", "stalled", "diverged", "slow", "idle"];
 /** No straggler is shown for a job where all ranks wait; its page names the rank they wait for. */
 export const STUCK_STATES = ["hung", "stalled"];
 
-export const STATE_ORDER = ["hung", "stalled", "diverged", "slow", "idle", "paused", "pending", "running", "unknown"];
+export const STATE_ORDER = ["hung", "stalled", "diverged", "slow", "idle", "unknown", "paused", "pending", "running"];
 
 export const BOTTLENECKS: Record<string, string> = {
   compute: "compute",

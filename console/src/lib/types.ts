@@ -856,7 +856,7 @@ export interface JobReport {
   straggler: Straggler | null;
   verdict: JobVerdict | null;
 }
-export type JobState = "hung" | "stalled" | "diverged" | "slow" | "idle" | "paused" | "pending" | "running" | "unknown";
+export type JobState = "hung" | "stalled" | "diverged" | "slow" | "idle" | "unknown" | "paused" | "pending" | "running";
 /** The first answer about a job: what is wrong, since when, because of what, and the id of its incident. The page of the job, `explain job` and `jobs ID` show the same. `cause` is an id of packs/causes.csv. */
 export interface JobVerdict {
   status: VerdictStatus;

@@ -184,7 +184,10 @@ def test_only_a_repair_that_has_its_node_is_stopped_once(world: World) -> None:
     world.control.approve(repair.id, repair.digest, actor="ada", now=world.now)
     world.settle(9)
     stopped = world.control.stop_repair(repair.id, "no", actor="bob", now=world.now)
-    assert stopped.reason.endswith("it cannot be undone; if you uncordon n1 yourself, it ends")
+    assert stopped.reason == (
+        "Stopped by bob: no. n1 stays cordoned; its validation has not ended. `act resume INC-1` continues it; "
+        "it cannot be undone; if you uncordon n1 yourself, it ends"
+    )
     with pytest.raises(InvalidTransition, match="the repair is stopped by bob while validating n1"):
         world.control.stop_repair(repair.id, "no", actor="bob", now=world.now)
     world.control.resume_repair(repair.id, actor="bob", now=world.now)

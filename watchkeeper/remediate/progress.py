@@ -203,7 +203,9 @@ def resume(repair: Repair, now: datetime) -> Repair:
 def stop(repair: Repair, actor: str, why: str) -> Repair:
     """Stop before the next call; the reason says what is true now, and what to do."""
     begun = "none of its steps has begun" if repair.action is None else f"the step {repair.action.kind} has not begun"
-    if repair.action is not None and repair.is_begun:
+    if repair.state is RepairState.VALIDATING:
+        begun = "its validation has not ended"
+    elif repair.action is not None and repair.is_begun:
         begun = f"the step {repair.action.kind} has begun, and its last call may still take effect"
     cordon = f"{repair.node_name} {'stays' if repair.has_cordon else 'is not'} cordoned"
     undo = "`act reject` undoes it"

@@ -6,7 +6,7 @@ import { plural } from "../lib/format";
 import type { GpuFilter } from "../lib/gpu_filter";
 import type { Frame } from "../lib/live_types";
 import { navigate, to } from "../lib/router";
-import { STATES } from "../lib/states";
+import { outOfService, STATES } from "../lib/states";
 import type { Fleet, FleetNode } from "../lib/types";
 import { drawMap } from "./heatmap_draw";
 import { type Cell, countProblems, type Layout, layOutFleet, type Paint } from "./heatmap_layout";
@@ -165,6 +165,7 @@ function describeCell(cell: Cell, frame: Frame | undefined, { paint, fleet }: Pr
     .join(" · ");
   return [
     `${state.glyph} ${state.text}`.trim(),
+    outOfService(frame, fleet, cell.node.name) ?? "",
     paint.describe(cell, value),
     fleet.workloads
       ? holder

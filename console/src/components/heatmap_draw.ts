@@ -63,6 +63,12 @@ export function drawGlyph(
     context.lineWidth = Math.max(0.8, size / 11);
     context.arc(mx, my, r * 0.85, 0, 7);
     context.stroke();
+  } else if (state === 7) {
+    context.strokeStyle = colours.warn;
+    context.arc(mx, my, r, 0, 7);
+    context.moveTo(mx - r * 0.7, my + r * 0.7);
+    context.lineTo(mx + r * 0.7, my - r * 0.7);
+    context.stroke();
   }
 }
 
@@ -106,6 +112,7 @@ export function drawMap(
     }
   }
   const size = layout.pitch - (layout.pitch > 12 ? 2 : 1);
+  const nodesOut = new Set(Object.keys(frame?.out_of_service ?? {}).map((index) => p.fleet.nodes[Number(index)]));
   for (const cell of layout.cells) {
     const { x, y, slot } = cell;
     const value = frame ? frame.values[slot] : NaN;
@@ -117,6 +124,12 @@ export function drawMap(
       context.fillRect(x, y, size, size);
     }
     if (state || !colour) drawGlyph(context, state || 4, x, y, size, colours);
+    if (nodesOut.has(cell.node)) {
+      // Whatever the state of the GPU, its node starts no workloads.
+      context.strokeStyle = colours.warn;
+      context.lineWidth = 1;
+      context.strokeRect(x - 0.5, y - 0.5, size + 1, size + 1);
+    }
   }
   context.globalAlpha = 1;
   canvas.dataset.drawn = frame ? frame.at : "";

@@ -139,13 +139,12 @@ export function layOutFleet(
   return layout;
 }
 
-/** Count the GPUs of a block that are down, have an event, are throttled or do not report. */
+const PROBLEM_STATES = [1, 2, 3, 4, 7];
+
+/** Count the GPUs of a block that are down, have an event, are throttled, do not report, or are out of service. */
 export function countProblems(layout: Layout, frame: Frame, block: string): [state: number, gpus: number][] {
-  const counts = [0, 0, 0, 0, 0];
+  const counts = new Map<number, number>();
   for (const slot of layout.slotsByBlock.get(block) ?? [])
-    if (frame.states[slot] < counts.length) counts[frame.states[slot]]++;
-  return counts
-    .map((n, state): [number, number] => [state, n])
-    .slice(1)
-    .filter(([, n]) => n > 0);
+    counts.set(frame.states[slot], (counts.get(frame.states[slot]) ?? 0) + 1);
+  return PROBLEM_STATES.map((state): [number, number] => [state, counts.get(state) ?? 0]).filter(([, n]) => n > 0);
 }

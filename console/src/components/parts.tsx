@@ -197,10 +197,14 @@ export const Select = (p: {
 export const describeSilence = (silence: Silenced) =>
   `by ${silence.author} until ${utcTime(silence.ends_at)}: ${silence.reason}`;
 
+/** Of an open incident whose signals have ended while its repair still has the node: recovering. */
+export const incidentState = (incident: { state: string; recovering_since: string | null }) =>
+  incident.recovering_since ? "recovering" : incident.state;
+
 export function IncidentCard({ card }: { card: CardValue }) {
   const isOpen = card.state !== "resolved";
   // If the plan needs approval, the next step is a button that opens the plan with the focus on Approve.
-  const needsApproval = getState().status?.mode === "ask" && card.plan.length > 0;
+  const needsApproval = getState().status?.mode === "ask" && card.plan.length > 0 && !card.repair;
   return (
     <article
       class={`card ${isOpen ? card.severity : "closed"}`}
@@ -236,6 +240,7 @@ export function IncidentCard({ card }: { card: CardValue }) {
             beside {card.root}
           </a>
         )}
+        {card.repair && isOpen && <Chip tone="accent">{card.repair.activity}</Chip>}
         {card.silenced_by && (
           <Chip tone="warning" title={describeSilence(card.silenced_by)}>
             silenced
@@ -243,13 +248,13 @@ export function IncidentCard({ card }: { card: CardValue }) {
         )}
         <Chip title={utcTime(card.opened_at)}>
           {isOpen
-            ? `${card.state} ${shortDuration(now() - Date.parse(card.opened_at))}`
+            ? `${incidentState(card)} ${shortDuration(now() - Date.parse(card.opened_at))}`
             : `resolved ${timeOfDay(card.resolved_at ?? card.opened_at)}`}
         </Chip>
       </div>
       {isOpen && (
         <>
-          {card.next_step && (
+          {card.next_step && !card.repair && (
             <p class="next" data-testid="next-step">
               <b>Next</b> {card.next_step}
             </p>

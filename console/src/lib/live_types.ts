@@ -41,4 +41,6 @@ export interface Frame {
   high: number;
   values: Float32Array;
   states: Uint8Array;
+  /** Why nodes are out of service, by their index in the fleet. */
+  out_of_service: Record<number, string>;
 }

@@ -10,7 +10,7 @@ import { count, plural, quantity } from "../../lib/format";
 import { type GpuFilter, parseFilter } from "../../lib/gpu_filter";
 import type { Frame } from "../../lib/live_types";
 import { param, setParam, to, withParams } from "../../lib/router";
-import { STATES } from "../../lib/states";
+import { outOfService, STATES } from "../../lib/states";
 import { now } from "../../lib/store";
 import type { Fleet, FleetNode, Status } from "../../lib/types";
 import { GROUPS, type Grouped, usePaint } from "./paint";
@@ -131,7 +131,7 @@ export function MapPanel({ address, theme, chosen, q, status, fleet, frame }: Ma
       {paint && (
         <div class="legend" data-testid="legend">
           {"entries" in paint && <GroupLegend paint={paint} address={address} />}
-          {STATES.slice(1, 6).map((s) => (
+          {[...STATES.slice(1, 6), STATES[7]].map((s) => (
             <span key={s.name} class={s.name}>
               <i aria-hidden="true">{s.glyph}</i> {s.text}
             </span>
@@ -280,9 +280,12 @@ function GpuList({
       title: "State",
       value: (r) => STATES[r.state].text,
       cell: (r) => (
-        <Chip tone={STATES[r.state].name}>
-          {STATES[r.state].glyph} {STATES[r.state].text}
-        </Chip>
+        <>
+          <Chip tone={STATES[r.state].name}>
+            {STATES[r.state].glyph} {STATES[r.state].text}
+          </Chip>{" "}
+          <small class="plain">{outOfService(frame, fleet, r.node.name)}</small>
+        </>
       ),
     },
     {

@@ -1,7 +1,17 @@
 // One incident: title, cause, causes ruled out, timeline, evidence, plan and notes.
 
 import { useState } from "preact/hooks";
-import { Chip, Empty, focusOnMount, Panel, RequestProblem, SeverityChip, Skeleton, Time } from "../../components/parts";
+import {
+  Chip,
+  Empty,
+  focusOnMount,
+  incidentState,
+  Panel,
+  RequestProblem,
+  SeverityChip,
+  Skeleton,
+  Time,
+} from "../../components/parts";
 import { Strips } from "../../components/strips";
 import { request, useRequest } from "../../lib/api";
 import { entryName, humanise, money, plural, shortDuration, workloadName } from "../../lib/format";
@@ -53,7 +63,7 @@ export function IncidentPage({ id, theme, address }: PageProps) {
           <div class="chips">
             <SeverityChip severity={incident.severity} />
             <Chip>
-              {incident.state}
+              {incidentState(incident)}
               {isOpen ? "" : " after"} {shortDuration(ended - opened)}
             </Chip>
             <Chip>{incident.id}</Chip>
@@ -118,7 +128,7 @@ export function IncidentPage({ id, theme, address }: PageProps) {
 const lookbackMs = (lasted: number) => (lasted < 7200e3 ? 600e3 : lasted < 86400e3 ? 3600e3 : 21600e3);
 
 const cardVersion = (c: Card) =>
-  `${c.state} ${c.signals} ${c.confidence} ${c.next_step} ${c.assignee} ${c.silenced_by?.id}`;
+  [incidentState(c), c.signals, c.confidence, c.next_step, c.assignee, c.silenced_by?.id, c.repair?.activity].join(" ");
 
 /** The impact and its cost, in one sentence. */
 function describeImpact({ incident, blast }: Detail): string {

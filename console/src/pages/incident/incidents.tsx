@@ -1,7 +1,7 @@
 // All incidents: open ones by severity, resolved ones newest first; state, severity, order and search text are
 // in the URL.
 
-import { Choice, Empty, GLYPH, Panel, Select, Time } from "../../components/parts";
+import { Choice, Empty, GLYPH, incidentState, Panel, Select, Time } from "../../components/parts";
 import { type Column, Table } from "../../components/table";
 import { useRequest } from "../../lib/api";
 import { countAtLeast, percent, shortDuration, workloadName } from "../../lib/format";
@@ -61,9 +61,10 @@ const COLUMNS: Column<Card>[] = [
     class: "nowrap",
     cell: (c) => (
       <>
-        {c.state} {c.state !== "resolved" && shortDuration(now() - Date.parse(c.opened_at))}
-        {(c.assignee || c.silenced_by) && (
+        {incidentState(c)} {c.state !== "resolved" && shortDuration(now() - Date.parse(c.opened_at))}
+        {(c.assignee || c.silenced_by || c.repair) && (
           <small class="plain">
+            {c.repair && `${c.repair.activity} `}
             {c.assignee && `assigned to ${c.assignee} `}
             <SilencedChip silence={c.silenced_by} />
           </small>
@@ -103,7 +104,13 @@ const COLUMNS: Column<Card>[] = [
         "unknown"
       ),
   },
-  { id: "next", title: "Next step", minor: true, value: (c) => c.next_step ?? "", cell: (c) => c.next_step ?? "–" },
+  {
+    id: "next",
+    title: "Next step",
+    minor: true,
+    value: (c) => c.next_step ?? "",
+    cell: (c) => (c.repair ? c.repair.activity : (c.next_step ?? "–")),
+  },
 ];
 
 const COUNTED: Record<string, string> = { all: "in total", resolved: "resolved" };
@@ -115,7 +122,9 @@ export function IncidentsPage({ address }: PageProps) {
   const severity = param(address, "severity");
   const text = param(address, "text");
   const version = JSON.stringify(
-    [open, closed].map((list) => list?.map((c) => [c.id, c.state, c.confidence, c.assignee, c.silenced_by?.id])),
+    [open, closed].map((list) =>
+      list?.map((c) => [c.id, incidentState(c), c.confidence, c.assignee, c.silenced_by?.id]),
+    ),
   );
   const { answer, problem } = useRequest<{ incidents: Card[]; has_more: boolean }>(
     `/api/incidents?limit=1000&open=${state === "all" || state === "resolved" ? 0 : 1}`,

@@ -17,6 +17,8 @@ interface Repair {
   step: number;
   is_running: boolean;
   is_held: boolean;
+  activity: string;
+  stopped_by: string | null;
   actions: { id: string; kind: string; why: string }[];
   receipts: Receipt[];
   waits_for: string[];
@@ -116,6 +118,10 @@ const seconds = (from: string, until: string) => {
   return ms < 1000 ? `${ms} ms` : shortDuration(ms);
 };
 
+/** A step is in progress until its effect is observed, not until its call returned. */
+const describeProgress = (repair: Repair) =>
+  repair.stopped_by ? "stopped" : repair.state === "acting" ? "in progress" : humanise(repair.state);
+
 function RepairSteps({ repair }: { repair: Repair }) {
   const receipts = new Map(repair.receipts.map((r) => [r.action.id, r]));
   return (
@@ -138,7 +144,7 @@ function RepairSteps({ repair }: { repair: Repair }) {
             <div>
               <b>{humanise(action.kind)}</b>{" "}
               {isCurrent ? (
-                <i>{humanise(repair.state)}</i>
+                <i>{describeProgress(repair)}</i>
               ) : (
                 isDone && receipt && startedAt && <i>{seconds(startedAt, receipt.at)}</i>
               )}
@@ -156,8 +162,12 @@ function RepairState({ repair, repairAnswer }: { repair: Repair; repairAnswer: R
   return (
     <div class="repair" data-testid="repair" data-state={repair.state}>
       <div class="chips">
-        <Chip tone={TONE[repair.state] ?? "accent"}>
-          {repair.state === "planned" && repair.mode === "ask" ? "pending approval" : humanise(repair.state)}
+        <Chip tone={repair.stopped_by ? "warning" : (TONE[repair.state] ?? "accent")}>
+          {repair.state === "planned" && repair.mode === "ask"
+            ? "pending approval"
+            : repair.is_running
+              ? repair.activity
+              : humanise(repair.state)}
         </Chip>
         <Chip>
           since <Time at={repair.since} />
@@ -202,21 +212,21 @@ function RepairButtons({
   incident: string;
   focusesApprove: boolean;
 }) {
-  const [isRejecting, setRejecting] = useState(false);
+  const [asked, setAsked] = useState<"reject" | "stop" | null>(null);
   const path = `/api/incidents/${incident}`;
   const sendAction = (verb: string, body: unknown) => async (event?: Event) => {
     event?.preventDefault();
     try {
       await request(`${path}/${verb}`, "POST", body);
-      setRejecting(false);
+      setAsked(null);
       done();
     } catch (problem) {
       setState({ notice: (problem as Error).message });
     }
   };
-  const reject = (event: Event) => {
+  const sendReason = (event: Event) => {
     event.preventDefault();
-    return sendAction("reject", { why: String(new FormData(event.currentTarget as HTMLFormElement).get("why")) })();
+    return sendAction(asked!, { why: String(new FormData(event.currentTarget as HTMLFormElement).get("why")) })();
   };
   const step = repair.actions[repair.step];
   const isManualStep = repair.is_running && step && MANUAL_STEPS.includes(step.kind);
@@ -224,6 +234,7 @@ function RepairButtons({
   const waitsForApproval = repair.waits_for.some((requirement) => requirement.startsWith("approval"));
   const mayApprove = (repair.state === "planned" && repair.mode === "ask") || waitsForApproval;
   const mayReject = REJECTABLE_STATES.includes(repair.state) || repair.is_held || isManualStep;
+  const isStopped = repair.stopped_by != null && (repair.is_running || repair.is_held);
   const remainingSteps = repair.actions
     .slice(repair.step)
     .map((a) => humanise(a.kind))
@@ -247,12 +258,28 @@ function RepairButtons({
             Mark as done: {humanise(step.kind)}
           </button>
         )}
+        {repair.is_running && !isStopped && (
+          <button
+            type="button"
+            data-testid="stop"
+            title="Stop before the next step"
+            aria-expanded={asked === "stop"}
+            onClick={() => setAsked(asked === "stop" ? null : "stop")}
+          >
+            Stop
+          </button>
+        )}
+        {isStopped && (
+          <button type="button" class="primary" data-testid="resume" onClick={sendAction("resume", {})}>
+            Resume
+          </button>
+        )}
         {mayReject && (
           <button
             type="button"
             data-testid="reject"
-            aria-expanded={isRejecting}
-            onClick={() => setRejecting(!isRejecting)}
+            aria-expanded={asked === "reject"}
+            onClick={() => setAsked(asked === "reject" ? null : "reject")}
           >
             Reject
           </button>
@@ -263,19 +290,19 @@ function RepairButtons({
           </button>
         )}
       </div>
-      {isRejecting && (
-        <form onSubmit={reject}>
+      {asked && (
+        <form onSubmit={sendReason}>
           <input
             name="why"
             required
             maxLength={4000}
             placeholder="Reason"
             aria-label="Reason"
-            data-testid="reject-why"
+            data-testid={`${asked}-why`}
             ref={focusOnMount}
           />
           <button type="submit" class="primary">
-            Reject
+            {asked === "stop" ? "Stop before the next step" : "Reject"}
           </button>
         </form>
       )}

@@ -8,7 +8,7 @@ import { humanise, percent, plural } from "../../lib/format";
 import { eventMarks, type History, memberMarks, type RepairRow, repairMarks } from "../../lib/marks";
 import { fillTemplate, quoted } from "../../lib/promql";
 import { type PageProps, to } from "../../lib/router";
-import { STATES } from "../../lib/states";
+import { outOfService, STATES } from "../../lib/states";
 import { now, useHub } from "../../lib/store";
 import type { GpuDetail, Node, NodeName } from "../../lib/types";
 import { describeNoHolder, type GpuAnswer, type Holder, holderName } from "./labels";
@@ -52,6 +52,7 @@ export function GpuPage({ id: uuid, address, theme }: PageProps) {
   const node: NodeName & Partial<Node> = answer.node;
   const gpus = fleet?.nodes.flatMap((n) => n.gpus) ?? [];
   const slot = gpus.findIndex((g) => g?.uuid === uuid);
+  const service = outOfService(frame, fleet, node.name);
   const state = STATES[frame && slot >= 0 && frame.version === fleet?.version ? frame.states[slot] : 6];
   const holders = attributionAnswer?.gpus[0]?.holders ?? [];
   const frameWorkload = gpus[slot]?.workload;
@@ -66,6 +67,7 @@ export function GpuPage({ id: uuid, address, theme }: PageProps) {
             <Chip tone={state.name}>
               {state.glyph} {state.text}
             </Chip>
+            {service && <Chip tone="warning">{service}</Chip>}
             {gpu.model && <Chip>{gpu.model}</Chip>}
             <a class="chip" href={to.node(node.name)} data-testid="to-node">
               {node.name}

@@ -53,6 +53,7 @@ export interface NodeLine {
   sources: string;
   unmapped: string[];
   gpus: GpuCounts;
+  service: { state: string; text: string; incident: string | null } | null;
 }
 
 /** What a GPU without a holder shows: only `free` is a fact, any other reason is missing data. */

@@ -31,7 +31,7 @@ const TONES: Record<string, string> = {
 export function NodePage({ id, address, theme }: PageProps) {
   const { fleet, frame, open, closed } = useHub();
   const halfMinute = Math.floor(Date.parse(frame?.at ?? "0") / 30000);
-  const version = `${open?.map((c) => c.id + c.state).join()} ${halfMinute}`;
+  const version = `${open?.map((c) => c.id + c.state + c.repair?.activity).join()} ${halfMinute}`;
   const { answer, problem } = useRequest<{ nodes: { node: NodeLine; gpus: GpuAnswer[] }[] }>(
     `/api/who?name=${encodeURIComponent(id)}`,
     version,
@@ -73,7 +73,17 @@ export function NodePage({ id, address, theme }: PageProps) {
       <div>
         <Panel class="head">
           <div class="chips">
-            <Chip tone={TONES[node.state]}>
+            {node.service?.text &&
+              (node.service.incident ? (
+                <a class="chip warning" data-testid="service" href={to.incident(node.service.incident)}>
+                  {node.service.text}
+                </a>
+              ) : (
+                <span class="chip warning" data-testid="service">
+                  {node.service.text}
+                </span>
+              ))}
+            <Chip tone={node.service?.text && node.state === "up" ? "" : TONES[node.state]}>
               {node.state === "up" ? "✓" : "✕"} {NODE_STATES[node.state] ?? humanise(node.state)}
             </Chip>
             {node.scheduler.map((w) => (

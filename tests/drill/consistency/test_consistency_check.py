@@ -1,17 +1,28 @@
-"""`watchkeeper drill --consistency`: its stories, its output, and a stopped check that continues."""
+"""`watchkeeper drill --consistency`: a healthy fleet has no contradiction, and a stopped check continues."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from watchkeeper.cli.doctor import drill
 from watchkeeper.cli.doctor.drill_consistency import run_command
-from watchkeeper.drill.consistency import checking, stories
+from watchkeeper.drill.consistency import checking, judging, stories
 from watchkeeper.drill.score import PAIRS
 from watchkeeper.sim import scenario
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_no_answer_of_a_healthy_fleet_contradicts_another_also_after_a_restart(tmp_path: Path) -> None:
+    plan = checking.ConsistencyPlan((stories.HEALTHY,), run_command, workers=1, progress_file=tmp_path / "progress")
+    report = checking.run(plan, on_progress=lambda _: None)
+    assert report.violations == ()
+    assert report.looks >= 2
+    assert report.invariants == len(judging.INVARIANTS)
 
 
 def test_a_check_continues_from_its_progress_file(tmp_path: Path) -> None:

@@ -76,12 +76,11 @@ def flapping_alerts(look: Look) -> Iterator[Contradiction]:
 
 @invariant
 def early_forecasts(look: Look) -> Iterator[Contradiction]:
-    """With less than two days of history, forecasts, advice and the month's budget are unknown."""
+    """With less than two days of history, the forecast of capacity and its advice are unknown."""
     hours = look.get("/api/cost", "recorded_hours", default=LEARNING_HOURS)
     shown = {
         "/api/capacity/forecast": look.get("/api/capacity/forecast", "forecast"),
         "/api/capacity/advice": look.get("/api/capacity/advice", "sentence"),
-        "/api/cost/budgets": [row["forecast"] for row in look.rows("/api/cost/budgets", "budgets") if row["forecast"]],
     }
     for name, forecast in shown.items():
         yield from require(hours >= LEARNING_HOURS or not forecast, name, hours=round(hours, 2), forecast=forecast)

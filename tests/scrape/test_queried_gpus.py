@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from watchkeeper.model import fleet
 from watchkeeper.model.labels import Labels
-from watchkeeper.scrape.fleet import ScrapedInventory, record_queried_gpus
+from watchkeeper.scrape.fleet import ScrapedInventory, record_queried_gpus, restore_gpus
 
 
 def gpu_labels(node: str, uuid: str, **more: str) -> Labels:
@@ -42,3 +42,14 @@ def test_a_gpu_that_its_node_no_longer_has_is_gone_and_a_node_without_samples_sa
         "GPU-2": 1000,
         "GPU-3": None,
     }
+
+
+def test_gpus_of_a_node_that_is_down_at_a_restart_are_known_as_gone_until_a_page_reports_them() -> None:
+    inventory = ScrapedInventory()
+    node = fleet.Node("main", "n1", expected_gpus=2)
+    inventory.set_expected_nodes([node], 0)
+    restore_gpus(inventory, [gpu_labels("n1", "GPU-1"), gpu_labels("retired", "GPU-9")], "main", at_ms=1000)
+    assert {gpu.gpu.uuid: gpu.gone_since_ms for gpu in inventory.gpus()} == {"GPU-1": 1000}
+    assert [listed.name for listed in inventory.nodes()] == ["n1"]
+    inventory.record_page(node, {"GPU-1": fleet.Gpu("GPU-1", index=0)}, at_ms=2000, source="page")
+    assert {gpu.gpu.uuid: gpu.gone_since_ms for gpu in inventory.gpus()} == {"GPU-1": None}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from watchkeeper.clusters import clusters
 from watchkeeper.clusters.fabric import fabric_watch
+from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub.runtime import Loop, Runtime
 from watchkeeper.hub.samples import Samples
 from watchkeeper.kit import clock
@@ -76,6 +77,8 @@ class FleetState:
                 log.warning("discovery failed", extra=fields(problem=problem))
         self._problems, self._dropped = problems, scan.dropped
         self.fleet.set_expected_nodes(scan.nodes, clock.to_ms(self._clock.now()))
+        if self.not_ready_reason is not None and self._settings.scrape:
+            await self._restore_gpus()
         # Every hub scrapes into its own store; only the leader writes to a server.
         may_write = self._samples.are_stored_here or is_leading()
         await self._scraper.set_targets(scan.targets if may_write and self._settings.scrape else ())
@@ -84,6 +87,16 @@ class FleetState:
             at_ms = clock.to_ms(self._clock.now())
             answer = await self._samples.queries.instant(fleet.GPU_QUERY, at_ms)
             fleet.record_queried_gpus(self.fleet, answer.frame.labels, self._settings.cluster, at_ms=at_ms)
+
+    async def _restore_gpus(self) -> None:
+        """Before the first scrape: the GPUs that reported before a restart of the hub."""
+        at_ms = clock.to_ms(self._clock.now())
+        try:
+            answer = await self._samples.queries.instant(fleet.RECENT_GPU_QUERY, at_ms)
+        except WatchkeeperError as error:
+            log.warning("GPUs before the restart are unknown", extra=fields(error=error))
+        else:
+            fleet.restore_gpus(self.fleet, answer.frame.labels, self._settings.cluster, at_ms=at_ms)
 
     def register_node(self, registration: fleet_model.NodeRegistration, peer: str) -> None:
         """Register a node and its GPUs; `peer` is the address of the request. CollectError if it is refused."""

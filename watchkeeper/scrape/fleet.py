@@ -33,6 +33,8 @@ GPUS_MOVED = "watchkeeper_fleet_moved_gpus_total"
 MAX_MOVES = 100
 # Every GPU has a temperature; the labels are dcgm-exporter's.
 GPU_QUERY = "group by (cluster, Hostname, UUID, gpu, pci_bus_id, modelName) (DCGM_FI_DEV_GPU_TEMP)"
+# A node may be down for some time before a restart of the hub.
+RECENT_GPU_QUERY = GPU_QUERY.replace("DCGM_FI_DEV_GPU_TEMP", "last_over_time(DCGM_FI_DEV_GPU_TEMP[1h])")
 QUERY_SOURCE = "samples on the Prometheus server"
 
 NodeKey = tuple[str, str]
@@ -330,3 +332,15 @@ def record_queried_gpus(
     for (node_cluster, name), gpus in gpus_by_node.items():
         node = inventory.node(name, node_cluster) or fleet.Node(node_cluster, name, source=QUERY_SOURCE)
         inventory.record_page(node, gpus, at_ms=at_ms, source=QUERY_SOURCE)
+
+
+def restore_gpus(inventory: ScrapedInventory, label_sets: Iterable[labels.Labels], cluster: str, *, at_ms: int) -> None:
+    """Record the GPUs of expected nodes from the result of `RECENT_GPU_QUERY`, as gone until a page reports them.
+
+    Without this, a hub that restarts would not know the GPUs of a node that is down.
+    """
+    expected = {(node.cluster, node.name) for node in inventory.nodes()}
+    restored = [names for names in label_sets if (names.get("cluster") or cluster, names.get("Hostname")) in expected]
+    record_queried_gpus(inventory, restored, cluster, at_ms=at_ms)
+    for node in inventory.nodes():
+        inventory.record_page(node, {}, at_ms=at_ms, source=QUERY_SOURCE)

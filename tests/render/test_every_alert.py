@@ -148,9 +148,9 @@ def history_of(name: str, folder: Path) -> History:
 
 
 @pytest.fixture(scope="module")
-def evidence(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evidence]:
+def evidence(tmp_path_factory: pytest.TempPathFactory, library: Path) -> Iterator[Evidence]:
     servers.require("promtool")
-    with rendered_prometheus.running(tmp_path_factory.mktemp("live"), gpus=LIVE_GPUS) as live:
+    with rendered_prometheus.running(tmp_path_factory.mktemp("live"), gpus=LIVE_GPUS, library=library) as live:
         healthy_at, broken_at = live.break_down()
         changes = list(live.series(OF_LIVE, healthy_at, broken_at))
         scraped = [series["metric"] for series in live.query('{__name__!=""}')]

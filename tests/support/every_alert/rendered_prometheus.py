@@ -162,7 +162,8 @@ class RenderedPrometheus:
 
 
 @contextlib.contextmanager
-def running(folder: Path, *, gpus: int) -> Iterator[RenderedPrometheus]:
+def running(folder: Path, *, gpus: int, library: Path) -> Iterator[RenderedPrometheus]:
+    """All of it, until the block ends; `library` is the fake NVML."""
     simulator, hub, url = (f"http://127.0.0.1:{servers.free_port()}" for _ in range(3))
     settings = _write_settings(folder, simulator=simulator, hub=hub)
     for name in ("fabric", "slurm", "programs"):
@@ -181,7 +182,9 @@ def running(folder: Path, *, gpus: int) -> Iterator[RenderedPrometheus]:
         fabric = started.enter_context(ibsim.running(PLAN, folder / "fabric"))
         fabric.say(f"Unlink {SLOW_LINK}")
         slurm = started.enter_context(slurm_cluster.running(folder / "slurm"))
-        nodes = started.enter_context(sick_nodes.running(folder, hub=hub, counters=folder / "counters.csv"))
+        nodes = started.enter_context(
+            sick_nodes.running(folder, library=library, hub=hub, counters=folder / "counters.csv")
+        )
 
         def start(command: list[Any], address: str, path: str, environment: Mapping[str, str]) -> Popen[bytes]:
             log = folder / f"{path.strip('/-')}-{address.rpartition(':')[2]}.log"

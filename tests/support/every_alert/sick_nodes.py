@@ -99,9 +99,8 @@ class SickNodes:
 
 
 @contextlib.contextmanager
-def running(folder: Path, *, hub: str, counters: Path) -> Iterator[SickNodes]:
-    """Both agents, until the block ends; they export what the `counters` file of dcgm-exporter names."""
-    library = driver.build(folder)
+def running(folder: Path, *, library: Path, hub: str, counters: Path) -> Iterator[SickNodes]:
+    """Both agents, until the block ends; `library` is the fake NVML, `counters` a counters file of dcgm-exporter."""
     gpus = {node: driver.FakeNvml(library, folder / f"{node}.nvml") for node in (WORN, BARE)}
     addresses = {node: f"127.0.0.1:{servers.free_port()}" for node in gpus}
     targets = [{"targets": [addresses[node]], "labels": {"__meta_watchkeeper_node": node}} for node in gpus]

@@ -162,6 +162,8 @@ class JobLine:
     counted_since: datetime | None = None
     # When its problem began: `stalled_since`, or when the condition of its alert, firing or pending, became true.
     problem_since: datetime | None = None
+    # Of its `gpus`, those without a current sample.
+    gpus_not_reporting: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,6 +248,7 @@ class _BoardBuilder:
             self._cost(rows, gpu_hours), self._find_incidents(key, training),
             None if first_seen is None else datetime.fromtimestamp(first_seen, UTC),
             self._find_problem_start(key, training_key, state, stalled_at=stalled_at),
+            round(self._silent_gpus.get(key, 0.0)),
         )  # fmt: skip
 
     def _find_problem_start(

@@ -839,6 +839,7 @@ export interface JobLine {
   incidents: string[];
   counted_since: string | null;
   problem_since: string | null;
+  gpus_not_reporting: number;
 }
 /** All about one job: `GET /api/jobs/{id}`. `ranks` has at most 4,096 rows; `omitted_ranks` counts the others. */
 export interface JobReport {

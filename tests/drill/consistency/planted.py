@@ -39,6 +39,8 @@ PLANTS: dict[str, Plant | tuple[Plant, ...]] = {
     "silent-gpus": (PAGE_MAP, ("summary", "silent"), plus(1)),
     "free-gpus": (PAGE_MAP, ("summary", "free"), plus(5)),
     "allocated-gpus": (PAGE_MAP, ("summary", "held"), plus(3)),
+    "gpus-of-jobs": ("/api/jobs?limit=10000", ("gpus", "allocated"), plus(3)),
+    "gpus-by-state": ("/api/status", ("gpus", "not_reporting"), plus(3)),
     "gpus-in-service": (CAPACITY, ("standing", "in_service_gpus"), plus(7)),
     "allocated-share": (PAGE_MAP, ("summary", "allocated_percent"), 12.5),
     "active-share": (PAGE_MAP, ("summary", "working_percent"), 3.0),

@@ -170,6 +170,7 @@ const COLUMNS: Column<JobLine>[] = [
       <>
         {count(j.gpus)}
         {j.nodes > 0 && <small>{plural(j.nodes, "node")}</small>}
+        {j.gpus_not_reporting > 0 && <small>{count(j.gpus_not_reporting)} not reporting</small>}
       </>
     ),
   },

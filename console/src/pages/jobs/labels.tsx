@@ -41,6 +41,7 @@ export interface JobLine {
   state: string;
   nodes: number;
   gpus: number;
+  gpus_not_reporting: number;
   started_at: string | null;
   counted_since: string | null;
   gpu_hours: number | null;

@@ -36,6 +36,9 @@ def test_a_job_that_hangs_for_long_has_one_incident_beside_the_bad_port(tmp_path
     job, opened = asyncio.run(hang_job(tmp_path))
     assert sorted(incident.cause for incident in opened) == ["gpu_fell_off_bus", "ib_link_degraded"]
     root = next(incident for incident in opened if incident.cause == "gpu_fell_off_bus")
+    port = next(incident for incident in opened if incident.cause == "ib_link_degraded")
+    assert (root.root, port.root) == (None, root.id)
+    assert {place.node for place in root.places if place.node} == {root.place.node, port.place.node}
     of_workloads = {member.place.domain: member.cause for member in root.members if member.place.domain}
     assert of_workloads[f"job={job}"] == "training_stalled"
     pods = [cause for domain, cause in of_workloads.items() if (domain or "").startswith("pod=")]

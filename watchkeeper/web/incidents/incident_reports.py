@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from watchkeeper.catalogue import causes
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import services
 from watchkeeper.hub.fleet_prices import FleetPrices
@@ -132,7 +133,10 @@ class IncidentReports:
 
     async def load_blast_radius(self, incident: Incident) -> blast_radius.BlastRadius | None:
         """The workloads, teams and cost that an incident affects; None if the query fails."""
-        now, older = self._runtime.clock.now(), await self._journal.read(lambda: self._older_incidents(incident))
+        now = self._runtime.clock.now()
+        # Most incidents count no GPUs: then the others are not read.
+        counts_gpus = incident.is_open and any(causes.gpu_effect(member.cause) for member in incident.members)
+        older = await self._journal.read(lambda: self._older_incidents(incident), is_long=True) if counts_gpus else []
         query = blast_radius.holders_query(incident, now, older)
         try:
             holders = () if query is None else (await self._queries.instant(*query)).frame.labels
@@ -156,8 +160,6 @@ class IncidentReports:
 
     def _older_incidents(self, incident: Incident) -> list[Incident]:
         """Open incidents that count the GPUs that they share with this one."""
-        if not incident.is_open:
-            return []
         opened = self._journal.incidents(open_only=True, limit=MAX_INCIDENTS)
         return [other for other in opened if incidents.age_key(other) < incidents.age_key(incident)]
 

@@ -75,6 +75,25 @@ def test_a_table_that_is_no_demand_is_refused_with_what_it_is(tmp_path: Path, he
     assert words in str(run("forecast", "--csv", path).exception)
 
 
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ("2026-01-01 00:00,80\n2026-01-01 00:10,90\n", "learning: 20 min of 2 days"),
+        ("2026-01-01,80\n2026-02-01,90\n", "learning: 62 days of 124 days"),
+        ("".join(f"2026-01-01 {hour:02}:00,{hour}\n" for hour in range(23)), "learning: 23 h of 2 days"),
+    ],
+)
+def test_a_table_of_a_few_readings_gets_no_advice(tmp_path: Path, rows: str, reason: str) -> None:
+    path = tmp_path / "short.csv"
+    path.write_text("time,gpus\n" + rows)
+    options = ("forecast", "--csv", path, "--capacity", 100)
+    answer = answered(*options)
+    assert [answer[name] for name in ("reason", "need", "advice", "full")] == [reason, None, None, None]
+    assert answer["learning"]["history_seconds"] < answer["learning"]["needed_seconds"]
+    result = run(*options)
+    assert (result.exit_code, result.output.split(";")[0]) == (0, reason)
+
+
 def test_a_column_without_a_name_is_not_asked_about(tmp_path: Path) -> None:
     path = tmp_path / "trailing.csv"
     path.write_text("time,gpus,\n" + "".join(f"2026-01-{day:02d},{day},\n" for day in range(1, 29)))

@@ -17,6 +17,11 @@ from watchkeeper.capacity import advice, demand
 from watchkeeper.capacity.forecast import forecast
 from watchkeeper.kit import durations, wire
 
+# Less than two days show no daily season, and fewer steps no change: then advice would be a guess.
+MIN_HISTORY_SECONDS, MIN_STEPS = 2.0 * demand.DAY_SECONDS, 4
+# Units of a history: name, seconds, and the length from which the next one is used.
+HISTORY_UNITS = (("min", 60.0, 7200.0), ("h", 3600.0, MIN_HISTORY_SECONDS), ("days", 86_400.0, math.inf))
+
 
 class ForecastStep(TypedDict):
     time: str
@@ -45,6 +50,13 @@ class DemandPoint(TypedDict):
 PastDemand = TypedDict("PastDemand", {"from": str, "to": str, "steps": int, "gaps": int, "recent": list[DemandPoint]})
 
 
+class LearningProgress(TypedDict):
+    """Measured and required history; without enough of it there is no forecast and no advice."""
+
+    history_seconds: float
+    needed_seconds: float
+
+
 class FullnessForecast(TypedDict):
     capacity_gpus: float
     is_full_now: bool
@@ -52,6 +64,30 @@ class FullnessForecast(TypedDict):
     earliest: str | None
     latest: str | None
     likely: float
+
+
+def measure_learning(series: demand.DemandSeries) -> LearningProgress:
+    measured = float(np.sum(~np.isnan(series.values))) * series.step_seconds
+    return {"history_seconds": measured, "needed_seconds": max(MIN_HISTORY_SECONDS, MIN_STEPS * series.step_seconds)}
+
+
+def is_learning(progress: LearningProgress) -> bool:
+    return progress["history_seconds"] < progress["needed_seconds"]
+
+
+def report_learning(progress: LearningProgress) -> dict[str, Any]:
+    """Return the report of a series that is too short for a forecast: what a forecast would say is unknown."""
+    measured, needed = progress["history_seconds"], progress["needed_seconds"]
+    unit, seconds = next((unit, size) for unit, size, below in HISTORY_UNITS if measured < below)
+    needed_days = _format_count(needed / demand.DAY_SECONDS)
+    reason = f"learning: {_format_count(measured / seconds)} {unit} of {needed_days} days"
+    unknown = dict.fromkeys(("sentence", "full", "need", "advice"))
+    return {"forecast": [], "reason": reason, "learning": progress, **unknown}
+
+
+def _format_count(number: float) -> str:
+    """Round down to a tenth, so that the count reaches what is needed only when it is there."""
+    return f"{math.floor(10 * number + 1e-6) / 10:g}"
 
 
 def forecast_report(
@@ -63,6 +99,9 @@ def forecast_report(
     holidays: Sequence[float] = (),
 ) -> dict[str, Any]:
     """Forecast a series and report it, with the time when the fleet is full and advice if `capacity_gpus` is known."""
+    progress = measure_learning(series)
+    if is_learning(progress):
+        return report_learning(progress)
     demand_forecast = forecast(series, horizon_seconds, holidays=holidays)
     columns = (demand_forecast.times, demand_forecast.mean, demand_forecast.low, demand_forecast.high)
     steps: list[ForecastStep] = [
@@ -92,6 +131,8 @@ def forecast_report(
         "recent": [{"time": at, "value": None if math.isnan(value) else value} for at, value in times],
     }
     report = {
+        "reason": None,
+        "learning": None,
         "model": demand_forecast.model,
         "forecast": steps,
         "backtest": scores,

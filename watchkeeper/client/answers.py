@@ -1167,11 +1167,20 @@ class PastDemand(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LearningProgress(HubAnswer):
+    """Measured and required history; without enough of it there is no forecast and no advice."""
+
+    history_seconds: float
+    needed_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CapacityForecast(HubAnswer):
     about: str
     capacity_gpus: float | None
     forecast: tuple[ForecastStep, ...]
     reason: str | None
+    learning: LearningProgress | None = None
     sentence: str | None = None
     model: str | None = None
     backtest: BacktestScores | None = None

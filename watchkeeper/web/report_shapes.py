@@ -108,7 +108,9 @@ class Forecast(TypedDict):
 
 
 class CapacityForecast(Forecast, total=False):
-    sentence: str
+    # While the history is too short for a forecast.
+    learning: report.LearningProgress | None
+    sentence: str | None
     model: str
     backtest: report.BacktestScores
     interval: float
@@ -116,6 +118,6 @@ class CapacityForecast(Forecast, total=False):
     history: report.PastDemand
     weights: dict[str, float]
     notes: list[str]
-    full: report.FullnessForecast
-    need: advice.GpusNeeded
-    advice: list[advice.ScalingAdvice]
+    full: report.FullnessForecast | None
+    need: advice.GpusNeeded | None
+    advice: list[advice.ScalingAdvice] | None

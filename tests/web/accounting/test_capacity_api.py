@@ -275,10 +275,46 @@ def test_an_invalid_parameter_is_refused_with_what_is_expected(site: Site, query
 def test_a_hub_without_samples_gives_the_reason(site: Site) -> None:
     reply = site.ask("/api/capacity/forecast?cluster=elsewhere")
     assert (reply.status, reply.json["forecast"]) == (200, [])
-    assert "needs at least" in reply.json["reason"]
+    words = "learning: 0 min of 2 days; no sample of allocated GPUs"
+    assert reply.json["reason"] == words
     result = CliRunner().invoke(command, ["forecast", "--hub", site.url, "--cluster", "elsewhere"])
-    assert "needs at least" in str(result.exception)
+    assert result.output.startswith(words)
     assert site.ask("/api/capacity/advice?cluster=elsewhere").json["sentence"] is None
+
+
+@pytest.mark.parametrize(
+    ("minutes", "reason"),
+    [(20, "learning: 20 min of 2 days"), (300, "learning: 5 h of 2 days"), (47 * 60, "learning: 47 h of 2 days")],
+)
+def test_below_two_days_of_history_every_answer_says_how_much_is_learnt_and_advises_nothing(
+    minutes: int, reason: str
+) -> None:
+    hub, now_ms = small_hub(), clock.to_ms(START)
+    for state, gpus in (("allocated", 90.0), ("in_service", 96.0)):
+        labels = Labels({"__name__": "watchkeeper_scheduler_gpus", "cluster": "main", "state": state})
+        # The step that is not over does not count.
+        ages = range(minutes + 2, -1, -1)
+        hub.engine.appender.append(Sample(labels, now_ms - age * 60_000, gpus) for age in ages)
+    with serving(hub) as running:
+        forecast, advice = (running.ask(f"/api/capacity/{name}").json for name in ("forecast", "advice"))
+        options = ["forecast", "--hub", running.url]
+        text, plain = (CliRunner().invoke(command, [*options, *more]) for more in ([], ["--json"]))
+    assert (forecast["reason"], forecast["learning"]["needed_seconds"]) == (reason, 2 * 86_400)
+    assert forecast["learning"]["history_seconds"] == minutes * 60
+    assert [forecast[name] for name in ("sentence", "full", "need", "advice", "forecast")] == [None] * 4 + [[]]
+    assert (advice["reason"], advice["sentence"]) == (reason, None)
+    assert not [row for row in advice["advice"] if row["action"] in ("add", "shrink", "none")]
+    assert text.output == f"{reason}; there is no forecast and no advice until then\n"
+    assert (text.exit_code, json.loads(plain.output)["learning"]) == (0, forecast["learning"])
+
+
+def test_after_two_days_there_is_a_forecast() -> None:
+    hub, now_ms = small_hub(), clock.to_ms(START)
+    labels = Labels({"__name__": "watchkeeper_scheduler_gpus", "cluster": "main", "state": "allocated"})
+    hub.engine.appender.append(Sample(labels, now_ms - age * 60_000, 90.0) for age in range(2 * 1440, -1, -1))
+    with serving(hub) as running:
+        forecast = running.ask("/api/capacity/forecast?horizon=1d").json
+    assert (forecast["reason"], forecast["learning"], len(forecast["forecast"])) == (None, None, 24)
 
 
 def test_the_command_prints_the_sentence_and_a_picture(site: Site) -> None:

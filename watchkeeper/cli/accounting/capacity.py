@@ -98,6 +98,8 @@ def read_text(path: str) -> str:
 def forecast(hub: Client, csv_path: str | None, as_json: bool, **params: Any) -> None:
     """Forecast demand, with 80 % prediction intervals and the error of past forecasts.
 
+    Below two days of history it prints how much has been learnt, and no forecast.
+
     \b
     watchkeeper capacity forecast --horizon 7d
     watchkeeper capacity forecast --csv demand.csv --time-column time --value-column running_gpus --horizon 24h --json
@@ -108,7 +110,7 @@ def forecast(hub: Client, csv_path: str | None, as_json: bool, **params: Any) ->
             raise click.UsageError(f"--{table_only[0].replace('_', '-')} applies to a table: add --csv FILE")
         horizon, target = durations.format_seconds(params["horizon"]), f"{params['target']:g}"
         answer = hub.forecast(about=params["about"], horizon=horizon, target=target, cluster=params["cluster"])
-        if answer.reason is not None:
+        if answer.reason is not None and answer.learning is None:
             raise errors.HubError(answer.reason, where=hub.url)
     else:
         answer = reading.read_answer(answers.CapacityForecast, wire.to_plain(forecast_from_table(csv_path, **params)))

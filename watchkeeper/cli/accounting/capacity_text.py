@@ -21,6 +21,10 @@ NO_JOBS = answers.Spread(jobs=0, mean=None, p50=None, p95=None, max=None)
 
 
 def forecast(answer: answers.CapacityForecast, *, width: int) -> Iterator[str]:
+    if answer.learning is not None:
+        yield f"{answer.reason}; there is no forecast and no advice until then"
+        yield from _problem_lines(answer, "problems")
+        return
     points, past = answer.forecast, answer.history
     assert past is not None, "a forecast without a reason against it has a history"
     first, last = points[0], points[-1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -35,14 +35,13 @@ from watchkeeper.web.accounting import workload_use
 from watchkeeper.web.endpoint import QueryParam, check_choice, get, ok_response
 from watchkeeper.workloads import identity
 
-# Window, step and inner step. Twelve weeks contain every seasonality that is modelled. Steps of five minutes replace
-# hours while a hub is younger than two days.
+# Window, step and inner step. Twelve weeks contain every seasonality that is modelled. While there are too few hours
+# for a forecast, steps of five minutes measure the history.
 HOURLY, FIVE_MINUTES = (84 * 86_400, 3600, "5m"), (2 * 86_400, 300, "1m")
-MIN_HOURS = 48
 MAX_HORIZON_SECONDS = 26 * 7 * 86_400
 CACHE_SECONDS, MAX_CACHED = 300.0, 16
 MAX_WINDOW_SECONDS = 7 * 86_400
-TOO_YOUNG = "a forecast needs at least 10 minutes of samples of allocated GPUs"
+NO_SAMPLES = "no sample of allocated GPUs"
 MAX_ADVICE = 1000
 OUT_OF_SERVICE = tuple(state for state in GpuState if state not in (GpuState.ALLOCATED, GpuState.FREE))
 FORECAST_PARAMS = (
@@ -74,8 +73,11 @@ class CapacityNow:
 
 
 class CapacityAdvice(TypedDict):
+    """`reason` says why there is no advice from a forecast."""
+
     now: datetime
     sentence: str | None
+    reason: str | None
     advice: list[advice.ScalingAdvice]
 
 
@@ -115,38 +117,46 @@ class CapacityApi:
         self, about: str, horizon: float, target: float, cluster_name: str | None
     ) -> dict[str, Any]:
         try:
-            points, step = await self._load_points(demand_queries.demand_expression(about, cluster=cluster_name))
+            expr = demand_queries.demand_expression(about, cluster=cluster_name)
+            points = await self._load_points(expr, HOURLY)
+            progress = await self._measure_learning(expr, points)
             capacity_expr = demand_queries.capacity_expression(cluster=cluster_name)
             capacity = await self._queries.instant(capacity_expr, self._now_ms())
         except QueryError as error:
             raise HTTPException(400, str(error)) from error
         gpus = next(iter(capacity.latest().values()), None)
+        known = {"about": about, "capacity_gpus": gpus}
+        if report.is_learning(progress):
+            answer = report.report_learning(progress)
+            return {**known, **answer, "reason": answer["reason"] if points else f"{answer['reason']}; {NO_SAMPLES}"}
+        series = demand.regular_series(points, step_seconds=float(HOURLY[1]), where="this hub")
+        make = partial(report.forecast_report, capacity_gpus=gpus if about == "demand" else None, target=target)
         try:
-            series = demand.regular_series(points, step_seconds=step, where="this hub")
-            make = partial(report.forecast_report, capacity_gpus=gpus if about == "demand" else None, target=target)
-            forecast = await asyncio.to_thread(make, series, horizon)
+            return {**known, **await asyncio.to_thread(make, series, horizon)}
         except CollectError as error:
-            reason = str(error) if len(points) > 1 else TOO_YOUNG
-            return {"about": about, "capacity_gpus": gpus, "forecast": [], "reason": reason}
-        return {"about": about, "capacity_gpus": gpus, **forecast, "reason": None}
+            return {**known, "forecast": [], "reason": str(error), "learning": None}
 
-    async def _load_points(self, expr: str) -> tuple[list[tuple[float, float]], float]:
-        """The mean of each hour as (start, value), or of each five minutes if there are too few hours."""
-        points: list[tuple[float, float]] = []
-        for span_seconds, step, inner in (HOURLY, FIVE_MINUTES):
-            # Complete steps only: the current hour would look like a drop.
-            end = self._now_ms() // (step * 1000) * step
-            query_range = QueryRange((end - span_seconds) * 1000, end * 1000, step * 1000)
-            step_expr = demand_queries.step_mean(expr, step=durations.format_seconds(step), inner=inner)
-            answer = await self._queries.range(step_expr, query_range)
-            points = [
-                (at / 1000 - step, value)
-                for _, times, values in answer.frame.rows()
-                for at, value in zip(times.tolist(), values.tolist(), strict=True)
-            ]
-            if len(points) >= MIN_HOURS:
-                break
-        return points, float(step)
+    async def _measure_learning(self, expr: str, hours: Sequence[tuple[float, float]]) -> report.LearningProgress:
+        """The history: complete hours, or in a young hub steps of five minutes."""
+        measured = float(HOURLY[1] * len(hours))
+        if measured < report.MIN_HISTORY_SECONDS:
+            recent = await self._load_points(expr, FIVE_MINUTES)
+            # The first hour may have started before the samples.
+            measured = max(FIVE_MINUTES[1] * len(recent), measured - HOURLY[1])
+        return {"history_seconds": measured, "needed_seconds": report.MIN_HISTORY_SECONDS}
+
+    async def _load_points(self, expr: str, window: tuple[int, int, str]) -> list[tuple[float, float]]:
+        """The mean of each complete step as (start, value); the current one would look like a drop."""
+        span_seconds, step, inner = window
+        end = self._now_ms() // (step * 1000) * step
+        query_range = QueryRange((end - span_seconds) * 1000, end * 1000, step * 1000)
+        step_expr = demand_queries.step_mean(expr, step=durations.format_seconds(step), inner=inner)
+        answer = await self._queries.range(step_expr, query_range)
+        return [
+            (at / 1000 - step, value)
+            for _, times, values in answer.frame.rows()
+            for at, value in zip(times.tolist(), values.tolist(), strict=True)
+        ]
 
     @get("/api/capacity/now", WINDOW_PARAM, shapes.CLUSTER)
     async def get_capacity(self, request: Request) -> CapacityNow:
@@ -180,8 +190,9 @@ class CapacityApi:
         capacity, states = await self._load_capacity(cluster_name)
         sizing_advice, _ = await self._load_rightsizing(states.gpu_holders, _read_window(params), cluster_name)
         capacity_advice = advice.advise_on_capacity(capacity, rightsizing.plan_repartitions(sizing_advice))
-        all_advice = [*forecast.get("advice", ()), *wire.to_plain(capacity_advice)]
-        return {"now": self._runtime.clock.now(), "sentence": forecast.get("sentence"), "advice": all_advice}
+        all_advice = [*(forecast.get("advice") or ()), *wire.to_plain(capacity_advice)]
+        about = {"sentence": forecast.get("sentence"), "reason": forecast["reason"]}
+        return {"now": self._runtime.clock.now(), **about, "advice": all_advice}
 
     async def _load_capacity(self, cluster_name: str | None) -> tuple[FleetCapacity, FleetGpuStates]:
         states = await self._gpus.load()

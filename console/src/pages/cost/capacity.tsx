@@ -84,7 +84,7 @@ export function CapacityView({ address, theme }: PageProps) {
           <Rightsizing capacity={capacityNow} problem={nowProblem} address={address} />
         </div>
         <aside>
-          <AdvicePanel advice={adviceAnswer?.advice} isYoung={Boolean(forecast?.reason)} />
+          <AdvicePanel advice={adviceAnswer?.advice} reason={forecast?.reason} />
           <Panel title="Free capacity by job size" id="rooms-panel" hint="how many jobs can start now">
             {!capacityNow ? (
               <Skeleton lines={4} />
@@ -199,15 +199,15 @@ function describeNoRightsizing(capacity: CapacityNow | undefined, unratedCount: 
   return <MarkedText tone="ok">{`All ${count(ratedCount)} ${subject} need what they are allocated.`}</MarkedText>;
 }
 
-function AdvicePanel({ advice, isYoung }: { advice?: Advice[]; isYoung: boolean }) {
+function AdvicePanel({ advice, reason }: { advice?: Advice[]; reason?: string | null }) {
   return (
     <Panel title="Recommendations" id="advice-panel">
       {!advice ? (
         <Skeleton lines={3} />
       ) : advice.length === 0 ? (
         <p class="dim">
-          {isYoung ? (
-            <MarkedText>Unknown until there is a forecast.</MarkedText>
+          {reason ? (
+            <MarkedText>{`Unknown: ${reason}.`}</MarkedText>
           ) : (
             <MarkedText tone="ok">No change needed.</MarkedText>
           )}

@@ -102,7 +102,7 @@ export function CapacityFigures({ capacity, forecast }: { capacity: CapacityNow;
       <Tile
         id="tile-full"
         name="Full on"
-        {...fullOnTile(forecast?.full)}
+        {...fullOnTile(forecast)}
         tone={forecast?.full?.is_full_now ? "bad" : undefined}
       />
       <Tile
@@ -112,7 +112,9 @@ export function CapacityFigures({ capacity, forecast }: { capacity: CapacityNow;
           forecast?.need ? (forecast.need.likely_gpus ? `+${count(forecast.need.likely_gpus)}` : "enough") : "unknown"
         }
         meaning={
-          forecast?.need ? `GPUs to add; +${count(forecast.need.sure_gpus)} for 90 % confidence` : "no forecast yet"
+          forecast?.need
+            ? `GPUs to add; +${count(forecast.need.sure_gpus)} for 90 % confidence`
+            : (forecast?.reason ?? "no forecast yet")
         }
       />
     </section>
@@ -136,8 +138,9 @@ function describeFree({ gpus, free_gpus, stranded_share }: CapacityNow["standing
   return free_gpus ? "whole nodes available" : "no free GPU";
 }
 
-function fullOnTile(full: Forecast["full"]): { value: string; meaning: string } {
-  if (!full) return { value: "unknown", meaning: "no forecast yet" };
+function fullOnTile(forecast?: Forecast): { value: string; meaning: string } {
+  const full = forecast?.full;
+  if (!full) return { value: "unknown", meaning: forecast?.reason ?? "no forecast yet" };
   if (full.is_full_now) return { value: "now", meaning: "no free GPU" };
   const probability = `probability at most ${percentOf(full.likely)}`;
   return {

@@ -17,7 +17,7 @@ export interface Forecast {
   about: string;
   reason: string | null;
   capacity_gpus: number | null;
-  sentence?: string;
+  sentence?: string | null;
   model: string;
   forecast: Point[];
   interval: number;
@@ -31,8 +31,8 @@ export interface Forecast {
     earliest: string | null;
     latest: string | null;
     likely: number;
-  };
-  need?: { target: number; likely_gpus: number; sure_gpus: number };
+  } | null;
+  need?: { target: number; likely_gpus: number; sure_gpus: number } | null;
 }
 
 const seconds = (at: string) => Date.parse(at) / 1000;

@@ -9,8 +9,8 @@ import { now } from "../../lib/store";
 
 interface FullForecast {
   reason: string | null;
-  full?: { full_at: string | null; earliest: string | null; latest: string | null };
-  sentence: string;
+  full?: { full_at: string | null; earliest: string | null; latest: string | null } | null;
+  sentence: string | null;
 }
 
 export function Tiles({
@@ -103,8 +103,8 @@ export function Tiles({
 }
 
 function fullOnTile(answer?: FullForecast, problem?: { message: string; status: number }) {
-  if (problem || answer?.reason)
-    return { value: "unknown", meaning: problem ? problem.message : "not enough samples yet" };
+  if (problem) return { value: "unknown", meaning: problem.message };
+  if (answer?.reason) return { value: "unknown", meaning: answer.reason };
   if (!answer) return { value: "…", meaning: "loading the forecast" };
   if (!answer.full) return { value: "unknown", meaning: "no GPU is reporting" };
   const { full_at, earliest, latest } = answer.full;

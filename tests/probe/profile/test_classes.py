@@ -170,3 +170,37 @@ def test_a_recording_with_only_sm_util_is_not_idle_during_work() -> None:
     track = loads.record(loads.LOADS["products"], label="work")
     alone = loads.without(track, *(name for name in track.numbers if name != "sm_util"))
     assert judge(alone).verdict.bound not in (Bound.IDLE, Bound.UNDERUTILIZED, Bound.DATA_STARVED)
+
+
+@pytest.mark.parametrize("spike", [0.3, 2.0, 30.0, 95.0])
+@pytest.mark.parametrize("place", [0, 5, 10])
+def test_eleven_idle_samples_with_one_spike_are_idle(spike: float, place: int) -> None:
+    track = loads.record(loads.LOADS["nothing"], seconds=1.1, label="before")
+    for column in ("graphics_util", "sm_util", "gpu_util"):
+        track.numbers[column][place] = spike  # type: ignore[index]
+    assert judge(track).verdict.bound is Bound.IDLE
+
+
+def test_the_class_of_a_label_is_that_of_its_longest_phase_if_it_is_idle() -> None:
+    parts = [("products", 0.0, 5.0), ("nothing", 5.0, 20.0)]
+    tracks = [
+        loads.record(loads.LOADS[name], since=since, seconds=seconds, label="job") for name, since, seconds in parts
+    ]
+    segment = judge(loads.joined(*tracks))
+    assert (segment.verdict.bound, segment.samples) == (Bound.IDLE, 250)
+    assert segment.verdict.why.startswith("200 of 250 samples: ")
+
+
+def test_a_burst_with_too_few_samples_for_a_verdict_is_no_segment() -> None:
+    parts = [("nothing", 0.0, 5.0), ("products", 5.0, 0.3), ("nothing", 5.3, 8.0)]
+    tracks = [loads.record(loads.LOADS[name], since=since, seconds=seconds) for name, since, seconds in parts]
+    judged = segments.judge_recording(Recording((loads.joined(*tracks),)))
+    assert [(segment.verdict.bound, segment.samples) for segment in judged.segments] == [(Bound.IDLE, 130)]
+    assert judged.unassigned_rows == 3
+
+
+@pytest.mark.parametrize("rows", [1, 3, 6])
+def test_the_confidence_of_few_samples_is_low(rows: int) -> None:
+    few = judge(loads.record(loads.LOADS["products"], label="few").select_rows(range(rows))).verdict
+    assert few.confidence <= max(0.2, rows / 10)
+    assert any("samples, at least 10" in text for text in few.doubts)

@@ -64,6 +64,43 @@ def test_start_up_is_excluded_from_the_class() -> None:
     assert any("started after 3" in note for note in built.notes)
 
 
+def phases(*parts: tuple[str, float]) -> GpuTrack:
+    """Loads one after another, each for so many seconds."""
+    tracks, at = [], 0.0
+    for seed, (name, seconds) in enumerate(parts):
+        tracks.append(loads.record(loads.LOADS[name], seconds=seconds, since=at, seed=seed))
+        at += seconds
+    return loads.joined(*tracks)
+
+
+def main_class(track: GpuTrack) -> str:
+    return report.build_report(Recording((track,), model="NVIDIA H200")).main.verdict.bound.value
+
+
+@pytest.mark.parametrize("name", sorted(set(loads.LOADS) - {"nothing"}))
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_program_that_only_holds_memory_is_idle_whatever_its_start_did(name: str, rows: int) -> None:
+    """As recorded on an H200: 18 s with 20 GiB allocated, after one or two samples of copies or kernels."""
+    assert main_class(phases(("nothing", 4), (name, 0.1 * rows), ("nothing", 18))) == "idle"
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        pytest.param([("products", 5), ("nothing", 20)], "idle", id="work, then memory is held"),
+        pytest.param([("products", 12), ("nothing", 4)], "compute_bound", id="a short end"),
+        pytest.param([("nothing", 19), ("products", 3)], "compute_bound", id="a long start"),
+        pytest.param([("products", 4), ("nothing", 7), ("products", 4)], "compute_bound", id="a pause"),
+        pytest.param([("pinned_copies", 2), ("products", 10)], "compute_bound", id="weights, then training"),
+        pytest.param([("pinned_copies", 1.7), ("nothing", 16)], "idle", id="weights, then nothing"),
+        pytest.param([("products", 0.5), ("nothing", 6)] * 5, "data_starved", id="bursts that return are a rhythm"),
+        pytest.param([("products", 0.1), ("nothing", 9)] * 2, "idle", id="two spikes are none"),
+    ],
+)
+def test_the_longest_phase_counts(parts: list[tuple[str, float]], expected: str) -> None:
+    assert main_class(phases(("nothing", 2), *parts)) == expected
+
+
 def test_uneven_gpus_are_named_with_both_numbers() -> None:
     built = report.build_report(recorded("products", "slow_loader"))
     assert built.kind == "multi_gpu"

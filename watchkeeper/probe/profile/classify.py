@@ -56,7 +56,8 @@ def _find_doubts(features: Features) -> Iterator[tuple[float, str]]:
     if not features.is_profiled and features.mem_copy is None:
         yield 0.8, "mem_copy_util is unknown"
     if features.samples < MIN_SAMPLES:
-        yield 0.8, f"only {features.samples} samples, at least {MIN_SAMPLES} are needed for a reliable mean"
+        share = max(1, features.samples) / MIN_SAMPLES
+        yield share, f"only {features.samples} samples, at least {MIN_SAMPLES} are needed for a reliable mean"
     if features.interval_seconds > 2 * limits()["gap_seconds"]:
         yield 0.93, f"one sample per {features.interval_seconds:.1f} s does not show shorter stops"
 
@@ -64,9 +65,9 @@ def _find_doubts(features: Features) -> Iterator[tuple[float, str]]:
 def _detect_idle(features: Features) -> WorkloadVerdict | None:
     rhythm, limit = features.rhythm, limits()["idle_activity"]
     is_working = features.sm_median or (features.dram or 0.0) >= limits()["weak_dominant"]
-    if rhythm.mean >= limit or is_working or _has_uncounted_copies(features):
+    if rhythm.steady_mean >= limit or is_working or _has_uncounted_copies(features):
         return None
-    confidence = 0.95 if rhythm.mean < limit / 5 else 0.75
+    confidence = 0.95 if rhythm.steady_mean < limit / 5 else 0.75
     return WorkloadVerdict(Bound.IDLE, confidence, f"kernels and copies take {percent(rhythm.mean)} of the time")
 
 

@@ -20,6 +20,8 @@ from watchkeeper.probe.profile.verdict import MIB_PER_GB, limits
 
 # dram_bw_util / mem_copy_util was 0.68 to 0.89 in all workloads that were recorded on an H200.
 MEMORY_PER_USED = 0.8
+# In so many rows, one may be a spike, or two.
+ONE_SPIKE_ROWS, TWO_SPIKE_ROWS = 5, 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class Rhythm:
     gaps: int
     longest_gap_seconds: float
     quiet_share: float
+    # The mean without the one or two highest rows: a single spike is not work.
+    steady_mean: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +168,9 @@ def _measure_rhythm(track: GpuTrack, full_track: GpuTrack, ceiling: float) -> Rh
     quiet = max(0.003, 0.1 * level)
     stops, all_stops = _stop_seconds(known_rows, quiet), _stop_seconds(_known_activity(full_track, ceiling), quiet)
     share = min(1.0, sum(stops) / max(1e-9, known_rows[-1][0] - known_rows[0][0]))
-    return Rhythm(statistics.fmean(values), level, len(all_stops), max(all_stops, default=0.0), share)
+    steady = values[(len(values) >= ONE_SPIKE_ROWS) + (len(values) >= TWO_SPIKE_ROWS) :]
+    longest = max(all_stops, default=0.0)
+    return Rhythm(statistics.fmean(values), level, len(all_stops), longest, share, statistics.fmean(steady))
 
 
 def _known_activity(track: GpuTrack, ceiling: float) -> list[tuple[float, float]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -167,16 +168,17 @@ def segment_expectations(
 
 
 def main_segment(timeline: Sequence[segments.Segment]) -> segments.Segment:
-    """The longest segment of the class that took most of the active time."""
+    """An idle segment of more than half of all samples, else the longest of the class that took most active time."""
+    longest = max(timeline, key=lambda segment: segment.samples)
+    if longest.verdict.bound is Bound.IDLE and 2 * longest.samples > sum(segment.samples for segment in timeline):
+        return longest
     working = [segment for segment in timeline if segment.verdict.bound is not Bound.IDLE] or list(timeline)
-    seconds_by_bound: dict[Bound, float] = {}
+    samples_by_bound: Counter[Bound] = Counter()
     for segment in working:
-        bound = segment.verdict.bound
-        seconds_by_bound[bound] = seconds_by_bound.get(bound, 0.0) + segment.until - segment.since
-    main_bound = max(seconds_by_bound, key=lambda bound: seconds_by_bound[bound])
+        samples_by_bound[segment.verdict.bound] += segment.samples
+    main_bound = samples_by_bound.most_common(1)[0][0]
     return max(
-        (segment for segment in working if segment.verdict.bound is main_bound),
-        key=lambda segment: segment.until - segment.since,
+        (segment for segment in working if segment.verdict.bound is main_bound), key=lambda segment: segment.samples
     )
 
 

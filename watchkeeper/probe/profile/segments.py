@@ -30,7 +30,10 @@ from watchkeeper.probe.profile.verdict import (
 SETTLE_SECONDS = 3.0
 # At least this share of a short segment is classified.
 MIN_JUDGED_SHARE = 0.6
+# The class of fewer rows is not reliable.
 MIN_ROWS = 10
+# So many bursts are a rhythm; fewer are the start of a program, or its end.
+MIN_BURSTS = 3
 START_FRACTION = 30
 
 
@@ -85,16 +88,19 @@ def judge_whole(track: GpuTrack, model: GpuModel) -> Segment:
 
 
 def trim_to_work(track: GpuTrack, model: GpuModel) -> GpuTrack:
-    """The track from a thirtieth of all activity, or one second of it, on; without imports, loading and the end."""
+    """The track from a thirtieth of all activity, or one second of it, on; without imports, loading and a short end."""
     levels = changes.fill_gaps(activity(track, _pcie_ceiling(model)))
     passed, steps = 0.0, [0.0, *(b - a for a, b in pairwise(track.times))]
     sums = [passed := passed + level * step for level, step in zip(levels, steps, strict=True)]
     start_activity = min(passed / START_FRACTION, 1.0)
     end_activity = passed - start_activity / 10
     rows = [row for row, so_far in enumerate(sums) if start_activity <= so_far <= end_activity]
-    if passed <= 0 or track.times[-1] - track.times[0] < 2 * changes.MIN_SEGMENT_SECONDS or len(rows) < MIN_ROWS:
+    busy_rows = sum(levels[row] >= max(levels) / 10 for row in rows)
+    if passed <= 0 or track.times[-1] - track.times[0] < 2 * changes.MIN_SEGMENT_SECONDS or busy_rows < MIN_ROWS:
         return track
-    return track.select_rows(range(rows[0], rows[-1] + 1))
+    # What follows is not the end of the work if it is longer than the work.
+    is_end = len(track) - rows[-1] <= rows[-1] - rows[0] + 1
+    return track.select_rows(range(rows[0], rows[-1] + 1 if is_end else len(track)))
 
 
 def idle_watts(track: GpuTrack, model: GpuModel) -> float:
@@ -111,8 +117,11 @@ def _guess_model(track: GpuTrack) -> GpuModel | None:
 
 
 def _judge_segment(track: GpuTrack, label: str, *, rows: Sequence[int], model: GpuModel, idle_power: float) -> Segment:
-    settled, full_track = track.select_rows(_drop_start_up(track.times, rows)), track.select_rows(rows)
+    main_rows = _find_main_phase(track, rows, model) if track.has_activity(rows) else rows
+    settled, full_track = track.select_rows(_drop_start_up(track.times, main_rows)), track.select_rows(main_rows)
     verdict, features = _judge_rows(settled, model, idle_power=idle_power, full_track=full_track)
+    if len(main_rows) < len(rows):
+        verdict = replace(verdict, why=f"{len(main_rows)} of {len(rows)} samples: {verdict.why}")
     return Segment(track.gpu, label, track.times[rows[0]], track.times[rows[-1]], len(rows), features, verdict)
 
 
@@ -170,19 +179,55 @@ def _split_into_segments(track: GpuTrack, model: GpuModel) -> tuple[list[tuple[s
 
 
 def _split_by_change(track: GpuTrack, model: GpuModel) -> tuple[list[tuple[str, list[int]]], int]:
-    """Split where the workload changes, merge neighbours of one class without a stop between them, and number them."""
-    idle_power, seconds_per_row = idle_watts(track, model), changes.sample_interval(track)
-    segments: list[tuple[Bound, list[int]]] = []
-    for rows in changes.find_segments(track, _pcie_ceiling(model)):
-        # Include the start-up, because it is short here and the rhythm matters.
-        bound = classify(measure_features(track.select_rows(rows), model, idle_watts=idle_power)).bound
-        has_stop = bool(segments) and (rows[0] - segments[-1][1][-1]) * seconds_per_row >= limits()["gap_seconds"]
-        if segments and segments[-1][0] is bound and not has_stop:
-            segments[-1][1].extend(range(segments[-1][1][-1] + 1, rows[-1] + 1))
+    """Number the parts between which the workload changes."""
+    parts = _merge_phases(track, model)
+    assigned_rows = sum(len(rows) for _, rows in parts)
+    return [(str(number), rows) for number, (_, rows) in enumerate(parts, start=1)], len(track) - assigned_rows
+
+
+def _merge_phases(track: GpuTrack, model: GpuModel) -> list[tuple[Bound, list[int]]]:
+    """Class and rows of each phase; neighbours of one class without a stop between them are one."""
+    seconds_per_row = changes.sample_interval(track)
+    merged: list[tuple[Bound, list[int]]] = []
+    for bound, rows in _find_phases(track, model):
+        last_bound, last_rows = merged[-1] if merged else (None, [])
+        if bound is last_bound is Bound.IDLE:
+            last_rows += rows
+        elif bound is last_bound and (rows[0] - last_rows[-1]) * seconds_per_row < limits()["gap_seconds"]:
+            last_rows += range(last_rows[-1] + 1, rows[-1] + 1)
         else:
-            segments.append((bound, list(rows)))
-    assigned_rows = sum(len(rows) for _, rows in segments)
-    return [(str(number), rows) for number, (_, rows) in enumerate(segments, start=1)], len(track) - assigned_rows
+            merged.append((bound, list(rows)))
+    return merged
+
+
+def _find_phases(track: GpuTrack, model: GpuModel) -> list[tuple[Bound, range]]:
+    """The phases of a track with their class; bursts with too few rows for a verdict are left out.
+
+    Bursts that return, with only idle between them, are the rhythm of one phase.
+    """
+    idle_power = idle_watts(track, model)
+
+    def classify_rows(rows: range) -> tuple[Bound, range]:
+        # Include the start-up, because it is short here and the rhythm matters.
+        return classify(measure_features(track.select_rows(rows), model, idle_watts=idle_power)).bound, rows
+
+    phases = [classify_rows(rows) for rows in changes.find_segments(track, _pcie_ceiling(model))]
+    short = [at for at, (_, rows) in enumerate(phases) if len(rows) < MIN_ROWS]
+    if len(short) in (0, len(phases)):
+        return phases
+    between = {bound for at, (bound, _) in enumerate(phases) if short[0] < at < short[-1] and at not in short}
+    if len(short) >= MIN_BURSTS and sum(len(phases[at][1]) for at in short) >= MIN_ROWS and between <= {Bound.IDLE}:
+        rhythm = range(phases[short[0]][1].start, phases[short[-1]][1].stop)
+        return [*phases[: short[0]], classify_rows(rhythm), *phases[short[-1] + 1 :]]
+    return [phase for at, phase in enumerate(phases) if at not in short]
+
+
+def _find_main_phase(track: GpuTrack, rows: Sequence[int], model: GpuModel) -> list[int]:
+    """The rows of an idle phase that takes more than half of these rows; else all of them."""
+    for bound, phase in _merge_phases(replace(track.select_rows(rows), labels=None), model):
+        if bound is Bound.IDLE and len(rows) > 2 * (len(rows) - len(phase)):
+            return [rows[at] for at in phase]
+    return list(rows)
 
 
 def _pcie_ceiling(model: GpuModel) -> float:

@@ -142,6 +142,7 @@ class TeamBudget(HubAnswer):
 class CapacityAdvice(HubAnswer):
     now: datetime
     sentence: str | None
+    reason: str | None
     advice: tuple[ScalingAdvice, ...]
 
 
@@ -1158,20 +1159,18 @@ class FullnessForecast(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LearningProgress(HubAnswer):
+    history_seconds: float
+    needed_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PastDemand(HubAnswer):
     from_: str
     to: str
     steps: int
     gaps: int
     recent: tuple[DemandPoint, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LearningProgress(HubAnswer):
-    """Measured and required history; without enough of it there is no forecast and no advice."""
-
-    history_seconds: float
-    needed_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -109,6 +109,7 @@ export interface TeamBudget {
 export interface CapacityAdvice {
   now: string;
   sentence: string | null;
+  reason: string | null;
   advice: ScalingAdvice[];
 }
 export interface CapacityNow {
@@ -1275,6 +1276,10 @@ export interface FullnessForecast {
   latest: string | null;
   likely: number;
 }
+export interface LearningProgress {
+  history_seconds: number;
+  needed_seconds: number;
+}
 export interface PastDemand {
   from: string;
   to: string;
@@ -1287,7 +1292,8 @@ export interface CapacityForecast {
   capacity_gpus: number | null;
   forecast: ForecastStep[];
   reason: string | null;
-  sentence?: string;
+  learning?: LearningProgress | null;
+  sentence?: string | null;
   model?: string;
   backtest?: BacktestScores;
   interval?: number;
@@ -1295,9 +1301,9 @@ export interface CapacityForecast {
   history?: PastDemand;
   weights?: Record<string, number>;
   notes?: string[];
-  full?: FullnessForecast;
-  need?: GpusNeeded;
-  advice?: ScalingAdvice[];
+  full?: FullnessForecast | null;
+  need?: GpusNeeded | null;
+  advice?: ScalingAdvice[] | null;
 }
 export interface CostAmounts {
   money: number | null;

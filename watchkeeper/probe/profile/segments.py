@@ -201,7 +201,7 @@ def _merge_phases(track: GpuTrack, model: GpuModel) -> list[tuple[Bound, list[in
 
 
 def _find_phases(track: GpuTrack, model: GpuModel) -> list[tuple[Bound, range]]:
-    """The phases of a track with their class; bursts with too few rows for a verdict are left out.
+    """The phases of a track with their class; bursts with too few rows for a verdict are dropped.
 
     Bursts that return, with only idle between them, are the rhythm of one phase.
     """

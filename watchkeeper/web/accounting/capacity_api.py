@@ -125,16 +125,16 @@ class CapacityApi:
         except QueryError as error:
             raise HTTPException(400, str(error)) from error
         gpus = next(iter(capacity.latest().values()), None)
-        known = {"about": about, "capacity_gpus": gpus}
+        subject = {"about": about, "capacity_gpus": gpus}
         if report.is_learning(progress):
             answer = report.report_learning(progress)
-            return {**known, **answer, "reason": answer["reason"] if points else f"{answer['reason']}; {NO_SAMPLES}"}
+            return {**subject, **answer, "reason": answer["reason"] if points else f"{answer['reason']}; {NO_SAMPLES}"}
         series = demand.regular_series(points, step_seconds=float(HOURLY[1]), where="this hub")
         make = partial(report.forecast_report, capacity_gpus=gpus if about == "demand" else None, target=target)
         try:
-            return {**known, **await asyncio.to_thread(make, series, horizon)}
+            return {**subject, **await asyncio.to_thread(make, series, horizon)}
         except CollectError as error:
-            return {**known, "forecast": [], "reason": str(error), "learning": None}
+            return {**subject, "forecast": [], "reason": str(error), "learning": None}
 
     async def _measure_learning(self, expr: str, hours: Sequence[tuple[float, float]]) -> report.LearningProgress:
         """The history: complete hours, or in a young hub steps of five minutes."""

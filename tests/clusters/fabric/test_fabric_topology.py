@@ -79,6 +79,15 @@ def test_a_lost_gpu_is_unfolded_with_its_reason_and_the_rest_stays_folded(site: 
     assert lines[5:] == ["    1 node healthy", "rack r02 · 2 nodes healthy · 16 GPUs", UNMAPPED]
 
 
+def test_the_place_of_a_recovering_incident_is_a_warning(site: Site) -> None:
+    site.call(stories.lose_gpu, site.hub)
+    (incident,) = site.hub.journal.incidents()
+    site.hub.journal.kept[incident.id] = replace(incident, recovering_since=incident.opened_at)
+    text = printed(site)
+    assert "critical" not in text
+    assert "warning" in text
+
+
 def test_one_node_is_shown_with_all_its_parts_and_an_unknown_one_is_said(site: Site) -> None:
     lines = printed(site, "--node", "gpu-r02-01").splitlines()
     assert [line.strip() for line in lines if "gpu " in line] == [

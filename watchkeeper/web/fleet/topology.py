@@ -157,7 +157,11 @@ def _group_incidents(open_incidents: Iterable[incidents.Incident]) -> IncidentsB
 
 
 def _incident_state(place_incidents: Iterable[incidents.Incident]) -> HealthState:
-    return worst_state(HealthState(incident.severity.value) for incident in place_incidents)
+    # The fault of a recovering incident has ended; its repair still has the node.
+    return worst_state(
+        HealthState.WARNING if incident.recovering_since else HealthState(incident.severity.value)
+        for incident in place_incidents
+    )
 
 
 def _build_node(

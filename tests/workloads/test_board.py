@@ -306,6 +306,16 @@ def test_a_job_whose_gpus_no_longer_report_is_healthy_only_if_it_still_steps(
     assert (line.state, line.goodput, line.gpus) == (state, goodput, 4)
 
 
+def test_the_time_of_a_job_without_its_gpus_is_a_stall_before_an_alert_fires() -> None:
+    pace = {'watchkeeper:training_step:seconds{cluster="c",job_name="pretrain"}': 3}
+    steps = {'training_iterations_total{cluster="c",job_name="pretrain"}': 30}
+    source = engine({**SILENT, AGE: 90, **pace, **steps}, before=steps, earlier_seconds=119)
+    line = next(line for line in board.make_board(source, NOW, board.BoardInputs()).lines if line.id == "4711")
+    assert line.state == "stalled"
+    made = report.make_report(source, NOW, report_inputs(board.make_board(source, NOW, board.BoardInputs()), "4711"))
+    assert [(lost.reason, lost.seconds > 60) for lost in made.goodput.lost] == [(jobs.LostReason.STALL, True)]
+
+
 @pytest.mark.parametrize(("idle_seconds", "state"), [(0, "unknown"), (90, "stalled")])
 def test_a_job_whose_ranks_have_ended_is_not_running_because_its_gpus_worked_this_hour(
     idle_seconds: float, state: str

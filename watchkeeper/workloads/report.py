@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -133,11 +134,18 @@ def _account_goodput(queries: JobQueries, inputs: JobReportInputs, since: dateti
     restarts = dict(queries.values_over("training_restarts_total", since))
     missing = dict(queries.values_over("watchkeeper:training_ranks_missing:count", since))
     stalled = dict(queries.values_over("ALERTS", since, matchers='alertname="TrainingJobStalled",alertstate="firing"'))
+    stalled_at = math.inf if inputs.line.stalled_since is None else inputs.line.stalled_since.timestamp()
     paused = dict(queries.values_over("training_paused", since))
     waited = dict(queries.values_over("training_data_wait_seconds_total", since))
     points = [
         goodput.ProgressPoint(
-            at, value, restarts.get(at), at in missing, at in stalled, paused.get(at) == 1, waited.get(at)
+            at,
+            value,
+            restarts.get(at),
+            at in missing,
+            at in stalled or at > stalled_at,
+            paused.get(at) == 1,
+            waited.get(at),
         )
         for at, value in steps
     ]

@@ -39,7 +39,7 @@ def decide_verdict(report: JobReport, now: datetime, cause: JobCause | None) -> 
         has_steps = report.last_step_at is not None and state in (JobState.HUNG, JobState.STALLED)
         text = NO_STEP_TEXT if has_steps else STATE_TEXTS[state]
         reason = report.why if state is not JobState.IDLE else ""
-        since = report.last_step_at if has_steps else line.stalled_since or line.problem_since
+        since = line.stalled_since or line.problem_since
         return _make_verdict(VerdictStatus.WRONG, text, since, cause, reason=reason)
     if state is JobState.PENDING:
         return _make_verdict(VerdictStatus.WRONG, report.why[:1].upper() + report.why[1:], None, cause)

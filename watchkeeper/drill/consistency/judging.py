@@ -1,7 +1,7 @@
 """Judge looks by all invariants; what a second look confirms is a violation.
 
-A page may be as old as a scrape, an evaluation of the rules and a cache, together at most SETTLE_SECONDS. So each
-contradiction is looked at again after this time, and counts if the same invariant is broken at the same place.
+A page may be as old as a scrape and an evaluation of the rules, together at most SETTLE_SECONDS. So each contradiction
+is looked at again after this time, and counts if the same invariant is broken at the same place.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from watchkeeper.drill.consistency.invariants import (
 from watchkeeper.drill.consistency.looks import Look, RunCommand, take_look
 from watchkeeper.drill.consistency.product import RunningProduct
 
-# An interval of scrapes and one of rules, 15 s each; caches last 10 s.
-SETTLE_SECONDS = 30.0
+# Scrapes come every 15 s; the rules of jobs, usage and capacity are evaluated once a minute.
+SETTLE_SECONDS = 75.0
 READY_WITHIN_SECONDS = 120
 # Importing a subject registers its invariants.
 SUBJECTS = (same_numbers, incidents, jobs, money, repairs, places, moments)

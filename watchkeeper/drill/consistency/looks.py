@@ -46,11 +46,11 @@ VARIANTS = (
     "/api/usage?by=node",
     "/api/cost?by=job",
 )
-# Counts that the pages show, as a user would query them; the newest samples of ALERTS only, because after a restart the
-# series of alerts that ended meanwhile last for the lookback, as in Prometheus.
+# Counts that the pages show, as a user would query them. Not ALERTS of before the last start: as in Prometheus, series
+# of alerts that ended while the hub was down last for the lookback.
 QUERIES = {
-    "firing": 'count(ALERTS{alertstate="firing"} and time() - timestamp(ALERTS) < 45) or vector(0)',
-    "pending": 'count(ALERTS{alertstate="pending"} and time() - timestamp(ALERTS) < 45) or vector(0)',
+    "firing": 'count(ALERTS{alertstate="firing"} and time() - timestamp(ALERTS) < $uptime) or vector(0)',
+    "pending": 'count(ALERTS{alertstate="pending"} and time() - timestamp(ALERTS) < $uptime) or vector(0)',
     "up": "sum(up)",
     "expected": "sum(watchkeeper_node_expected_gpus)",
 }
@@ -113,7 +113,8 @@ async def take_look(product: RunningProduct, moment: str, run_command: RunComman
         look.answers["/metrics"] = read_metrics(look.get("/metrics", default=""))
         look.answers["query: flaps"] = await product.get(query_path(FLAPS, product.now.timestamp()))
         for name, expr in QUERIES.items():
-            look.answers[f"query: {name}"] = read_number(await product.get(query_path(expr, product.now.timestamp())))
+            path = query_path(expr.replace("$uptime", str(product.uptime_seconds)), product.now.timestamp())
+            look.answers[f"query: {name}"] = read_number(await product.get(path))
         for name, expr in tile_queries().items():
             # The tiles are of the frame, which is some seconds old.
             path = query_path(expr, look.get("page: map", "at", default=product.now.timestamp()))

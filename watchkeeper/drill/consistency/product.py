@@ -55,7 +55,7 @@ class RunningProduct:
         self._hub_tasks: list[asyncio.Task[Any]] = []
         self._closing = contextlib.ExitStack()
         self._connection = http.Connection()
-        self.restarts = 0
+        self.restarts, self._hub_started_at = 0, self.now
         # The newest messages of the open page: the panel of incidents, and the frame of the fleet map.
         self.panel: Mapping[str, Any] = {}
         self.frame: Mapping[str, Any] = {}
@@ -67,6 +67,10 @@ class RunningProduct:
     @property
     def now(self) -> datetime:
         return self.clock.now()
+
+    @property
+    def uptime_seconds(self) -> float:
+        return (self.now - self._hub_started_at).total_seconds()
 
     async def start(self) -> None:
         config = uvicorn.Config(self._sim_api.app(), log_config=None, lifespan="off", ws="none", access_log=False)
@@ -104,6 +108,7 @@ class RunningProduct:
     async def _start_hub(self) -> None:
         listener = server.listen(LOOPBACK, self.port)
         self.port, self._stop_hub = listener.getsockname()[1], asyncio.Event()
+        self._hub_started_at = self.now
         store = samples.Samples(runtime.Runtime(self._settings, self.clock))
         store.open()
         self._closing.callback(store.close)

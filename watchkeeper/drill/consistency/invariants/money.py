@@ -57,6 +57,7 @@ def possible_gpu_hours(look: Look) -> Iterator[Contradiction]:
     total, hours = look.get("/api/usage", "total", default={}), look.get("/api/cost", "recorded_hours")
     for key, value in total.items():
         yield from require(value >= -1e-6, f"usage {key}", value=value)
-    limit = None if hours is None else hours * len(subjects.slots(look)) * 1.001
+    # The first minute of a record may be a part of one.
+    limit = None if hours is None else (hours + 1 / 60) * len(subjects.slots(look))
     is_right = limit is None or not total or total["total"] <= limit
     yield from require(is_right, "usage total", value=total.get("total"), gpus_times_hours=limit)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tests.faults import away, clocks, damages, disks, kills, lines
+from tests.faults import away, clocks, damages, disks, kills, lines, queries
 from tests.faults.world import Outcome
 
 
@@ -31,6 +31,7 @@ FAULTS = (
     Fault("files damaged", damages.files_damaged, 6, 200),
     Fault("clock jumps", clocks.clock_jumps, 1, 20),
     Fault("agent behind a bad line", lines.agent_behind_a_bad_line, 4, 150),
+    Fault("queries abandoned", queries.abandoned_queries, 1, 5),
     Fault("prometheus away", away.prometheus_away, 1, 20),
     *(Fault(name, away.story(name), 1, 3, is_for_ci=False) for name in away.STORIES),
 )

@@ -38,7 +38,8 @@ class LocalCacheEngine(PrometheusEngine):
         self.cache_ms = durations.parse_ms(access.memory)
         head = Head(retention_ms=self.cache_ms, max_series=access.max_series)
         self.cache_appender = LocalCacheAppender(head, self.remote)
-        self.cache_engine = EmbeddedEngine(head, QueryLimits(max_series=None, max_samples=None))
+        limits = QueryLimits(max_series=None, max_samples=None, max_bytes=access.max_query_mebibytes << 20)
+        self.cache_engine = EmbeddedEngine(head, limits)
 
     @property
     def appender(self) -> LocalCacheAppender:

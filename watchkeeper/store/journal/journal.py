@@ -474,10 +474,11 @@ class Journal:
 
     def _record_loss(self, head_file: journal_head.HeadFile) -> None:
         """Record entries that the file has lost; their numbers are not used again, so that the gap stays visible."""
-        with self.transaction():
+        with self._translated_errors():
             loss = journal_head.find_loss(head_file, self._connection)
-            if loss is None:
-                return
+        if loss is None:
+            return
+        with self.transaction():
             body = {"text": loss.problem, "first": loss.first, "last": loss.last, "hash": loss.hash}
             after = (loss.last, loss.hash) if loss.is_gap else None
             self.record(journal_head.LOSS, "journal", at=loss.at, actor=HUB, body=body, after=after)

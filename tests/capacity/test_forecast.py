@@ -375,9 +375,13 @@ def rolled_beside_naive(own_is_off_by: float) -> tuple[backtest.RolledForecasts,
 
 @pytest.mark.parametrize(
     ("off_by", "drawn"),
-    [pytest.param(-1.0, 9.0, id="better"), pytest.param(-3.0, 9.5, id="worse"), pytest.param(3.0, 13.0, id="between")],
+    [
+        pytest.param(-1.0, 9.0, id="better"),
+        pytest.param(-3.0, 10.75, id="worse"),
+        pytest.param(3.0, 13.0, id="between"),
+    ],
 )
-def test_a_forecast_without_skill_goes_half_of_the_way_to_the_naive_ones(off_by: float, drawn: float) -> None:
+def test_a_forecast_without_skill_goes_three_quarters_of_the_way_to_the_naive_ones(off_by: float, drawn: float) -> None:
     rolled, own = rolled_beside_naive(off_by)
     made = backtest.pull_to_naive(rolled, backtest.measure_errors(rolled), own)
     assert made[-1] == pytest.approx(drawn)

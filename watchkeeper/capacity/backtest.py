@@ -48,9 +48,9 @@ MODEL_QUANTILES = (0.1, 0.5, 0.9)
 # Errors are capped at this multiple of the median model's error; at the cap the weight is almost zero.
 WORST_RATIO = 5.0
 # A forecast has skill if it was better than the better naive forecast by half a standard error, over at least three
-# outcomes. Without skill it moves halfway to the range of the naive forecasts. With that, no public series is more than
-# 2 % worse than a naive forecast; mean errors increase by up to 1 % (docs/reference/performance.md).
-MIN_SKILL, MIN_OUTCOMES, NAIVE_PULL = 0.5, 3, 0.5
+# outcomes. Without skill it moves by three quarters to the range of the naive forecasts: half was too little after a
+# change of the weekly pattern, and all of the way lost gains (docs/reference/performance.md).
+MIN_SKILL, MIN_OUTCOMES, NAIVE_PULL = 0.5, 3, 0.75
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,7 +150,10 @@ def weights_at(rolled: RolledForecasts, model_errors: Floats, row: int) -> Float
     # 0.01 prevents a model without any error so far from getting all of the weight.
     blended = part_weights @ losses / part_weights.sum(axis=1, keepdims=True) + 0.01
     weights = (blended / blended.min(axis=1, keepdims=True)) ** -SHARPNESS
-    windows = (now - rolled.origins[0]) / rolled.edges[1:, None]
+    # As far as weeks repeat, only origins with two weeks of history have shown which model knows them.
+    first, repeated = rolled.origins[0], rolled.repeated[row]
+    seen = (1 - repeated) * (now - first) + repeated * max(0, now - max(first, 2 * rolled.scale.week))
+    windows = seen / rolled.edges[1:, None]
     plain_share = PLAIN_WINDOWS / (PLAIN_WINDOWS + windows)
     plain_weights = _plain_weights(rolled, weights, rolled.repeated[row])
     return np.asarray((1 - plain_share) * _normalise(weights) + plain_share * plain_weights)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from watchkeeper.capacity import backtest, demand, intervals, trends
+from watchkeeper.capacity import backtest, demand, fallback, intervals, trends
 from watchkeeper.capacity.demand import Floats
 from watchkeeper.capacity.forecast_models import NAIVE_DAY, NAIVE_WEEK, SeasonLengths, find_bounds, straight_line
 from watchkeeper.errors import CollectError
@@ -75,6 +75,7 @@ def forecast(series: demand.DemandSeries, horizon_seconds: float, *, holidays: I
     weights = [backtest.weights_at(rolled, model_errors, row) for row in range(len(rolled.origins))]
     combined = np.array([backtest.combine_paths(rolled, row_weights, row) for row, row_weights in enumerate(weights)])
     paths = backtest.pull_to_naive(rolled, model_errors, combined[:, 1])
+    paths, week_share = fallback.prefer_last_week(rolled, paths)
     past_forecasts = _PastForecasts.of(rolled, paths, combined)
     low, high = _interval(paths[-1], past_forecasts.residuals.offsets(len(series)), combined[-1])
     lowest, highest = find_bounds(demand.fill_gaps(series.values, day=scale.day, week=scale.week), scale.day)
@@ -88,7 +89,7 @@ def forecast(series: demand.DemandSeries, horizon_seconds: float, *, holidays: I
         model_name,
         shares,
         past_forecasts.evaluate(series),
-        (*series.notes, *_notes(series, rolled, past_forecasts), *adjusted.notes),
+        (*series.notes, *_notes(series, rolled, past_forecasts, week_share=week_share), *adjusted.notes),
     )
 
 
@@ -202,8 +203,18 @@ class _PastForecasts:
         return covered / outcomes if outcomes else None
 
 
-def _notes(series: demand.DemandSeries, rolled: backtest.RolledForecasts, past_forecasts: _PastForecasts) -> list[str]:
+def _notes(
+    series: demand.DemandSeries,
+    rolled: backtest.RolledForecasts,
+    past_forecasts: _PastForecasts,
+    *,
+    week_share: float,
+) -> list[str]:
     notes = []
+    if week_share:
+        notes.append(
+            f"repeating the last week was more accurate so far: it is {100 * week_share:.0f} % of the forecast"
+        )
     day, week = rolled.scale.day, rolled.scale.week
     values = demand.fill_gaps(series.values, day=day, week=week)
     gaps = demand.find_outages(values, day=day)

@@ -1,4 +1,4 @@
-"""Repeating the last week: chosen where it was better by more than chance, from what was known."""
+"""Repeating the last week: chosen where it was better by more than chance, from what was original."""
 
 from __future__ import annotations
 
@@ -58,21 +58,21 @@ def test_the_last_week_is_repeated_where_that_was_better(off_by: Floats, week_is
 
 
 def test_outcomes_that_were_not_known_at_an_origin_change_nothing_there() -> None:
-    known = rolled(noise(10, 2))
+    original = rolled(noise(10, 2))
     later = int(ORIGINS[50])
-    told = backtest.RolledForecasts(
-        known.names,
-        known.origins,
-        known.paths,
-        np.where(ORIGINS[:, None] + np.arange(1, STEPS + 1) > later, 1e6, known.actual),
-        known.edges,
-        known.scale,
-        known.repeated,
+    changed = backtest.RolledForecasts(
+        original.names,
+        original.origins,
+        original.paths,
+        np.where(ORIGINS[:, None] + np.arange(1, STEPS + 1) > later, 1e6, original.actual),
+        original.edges,
+        original.scale,
+        original.repeated,
         rms_step_change=1.0,
         stride=12,
     )
     own = np.asarray(100.0 + noise(11, 1)[:, None] + np.zeros(STEPS))
-    first, second = (fallback.prefer_last_week(world, own)[0] for world in (known, told))
+    first, second = (fallback.prefer_last_week(world, own)[0] for world in (original, changed))
     np.testing.assert_array_equal(first[:51], second[:51])
 
 

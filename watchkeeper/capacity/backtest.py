@@ -152,8 +152,8 @@ def weights_at(rolled: RolledForecasts, model_errors: Floats, row: int) -> Float
     weights = (blended / blended.min(axis=1, keepdims=True)) ** -SHARPNESS
     # As far as weeks repeat, only origins with two weeks of history have shown which model knows them.
     first, repeated = rolled.origins[0], rolled.repeated[row]
-    seen = (1 - repeated) * (now - first) + repeated * max(0, now - max(first, 2 * rolled.scale.week))
-    windows = seen / rolled.edges[1:, None]
+    past_steps = (1 - repeated) * (now - first) + repeated * max(0, now - max(first, 2 * rolled.scale.week))
+    windows = past_steps / rolled.edges[1:, None]
     plain_share = PLAIN_WINDOWS / (PLAIN_WINDOWS + windows)
     plain_weights = _plain_weights(rolled, weights, rolled.repeated[row])
     return np.asarray((1 - plain_share) * _normalise(weights) + plain_share * plain_weights)

@@ -1,4 +1,4 @@
-"""Repeating the last week: chosen where it was better by more than chance, from what was original."""
+"""Repeating the last week: chosen where it was better by more than chance, from what was known."""
 
 from __future__ import annotations
 

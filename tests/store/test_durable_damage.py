@@ -74,7 +74,7 @@ def test_a_flipped_bit_in_the_wal_is_reported_and_only_dependent_samples_are_mis
     with flipped(logged[0], "wal/*.wal", place, bit=bit) as rig:
         assert is_part_of(read(rig.store), logged[1])
         status = rig.store.status()
-        assert status.damages == 1 or status.torn_bytes > 0
+        assert status.damages >= 1 or status.torn_bytes > 0
         assert all(damage.path == rig.segments()[0] for damage in rig.store.damages)
         assert rig.scrape("node", SERIES, DAY, [1.0] * 4).kept == 4
 
@@ -113,7 +113,7 @@ def test_damage_in_one_segment_does_not_affect_the_next(tmp_path: Path) -> None:
     rig.segments()[0].write_bytes(b"WKWAL\0\0\1 and then rubbish" * 50)
     store = rig.open()
     assert read(store)[SERIES[3]] == [(minute * MINUTE, 4.0) for minute in range(10, 20)]
-    assert "bytes are not a valid record" in store.damages[0].problem
+    assert any("bytes are not a valid record" in damage.problem for damage in store.damages)
     assert whole
     store.close()
 

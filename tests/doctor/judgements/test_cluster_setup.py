@@ -118,5 +118,5 @@ def test_gpus_that_are_free_on_several_numa_nodes_are_fragmented(text: str) -> N
 def test_health_that_dcgm_was_not_asked_to_watch_is_unknown_with_the_command_that_starts_it() -> None:
     answer = ask("$ dcgmi health -g 0 -c\nError: Health watches not enabled. Please enable watches.\n")
     assert causes(answer) == ["unknown"]
-    assert "dcgmi health -g 0 -s a" in answer.findings[0].why
+    assert "dcgmi health -g 0 -s a" in [step.command for step in answer.findings[0].actions]
     assert answer.verdict == 3

@@ -193,10 +193,10 @@ POWER = {f'DCGM_FI_DEV_POWER_USAGE{{UUID="{uuid}"}}': 300.0 for uuid in ("a", "b
 @pytest.mark.parametrize(
     ("held", "share"),
     [
-        ({'DCGM_FI_DEV_GPU_UTIL{UUID="a",pod="p"}': 9.0, 'DCGM_FI_DEV_GPU_UTIL{UUID="b",exported_pod="q"}': 9.0}, 50.0),
-        # The hub's own series, as for slices and programs; one of them is of a GPU that is silent.
-        ({f'watchkeeper_gpu_workload_info{{UUID="{uuid}",workload="w"}}': 1.0 for uuid in ("a", "gone")}, 25.0),
-        ({}, 0.0),
+        ({"allocated": 2.0, "free": 2.0}, 50.0),
+        # A GPU that does not report is neither allocated nor free.
+        ({"allocated": 1.0, "free": 3.0, "not_reporting": 4.0}, 25.0),
+        ({"allocated": 0.0, "free": 4.0}, 0.0),
     ],
 )
 def test_the_chart_counts_who_holds_gpus_as_the_tile_does(
@@ -209,8 +209,9 @@ def test_the_chart_counts_who_holds_gpus_as_the_tile_does(
         open_fleet(page, site)
     (expr,) = urllib.parse.parse_qs(urllib.parse.urlsplit(asked.value.url).query)["query"]
     engine = embedded.EmbeddedEngine(head.Head())
+    states = {f'watchkeeper_hub_gpus{{cluster="sim",state="{state}"}}': count for state, count in held.items()}
     engine.appender.append(
-        [Sample(series_notation.parse_labels(name), 1_000, value) for name, value in {**POWER, **held}.items()]
+        [Sample(series_notation.parse_labels(name), 1_000, value) for name, value in {**POWER, **states}.items()]
     )
     found = {labels.get("strip"): value for labels, value in engine.instant(expr, 1_000).latest().items()}
     assert found["0"] == share

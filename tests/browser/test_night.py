@@ -267,5 +267,5 @@ def test_of_a_fleet_that_says_nothing_nobody_knows_what_is_held(page: Page, site
     site.hub.readings.silent.update(row.gpu.uuid for row in site.hub.fleet.fleet_gpus)
     open_fleet(page, site)
     expect(page.get_by_test_id("tile-idle")).to_contain_text("unknown")
-    expect(page.get_by_test_id("tile-full")).to_contain_text("learning: 0 min of 2 days")
-    expect(page.get_by_test_id("open-incidents")).to_contain_text("0 of 128 GPUs on 16 nodes report")
+    expect(page.get_by_test_id("tile-full")).to_contain_text("no GPU is reporting")
+    expect(page.get_by_test_id("open-incidents")).to_contain_text("0 of 128 GPUs on 0 of 16 nodes reporting")

@@ -113,7 +113,7 @@ def test_cached_labels_of_many_queries_are_dropped_at_a_limit_of_bytes(monkeypat
         for number in range(150):
             for form in forms:
                 instant(engine, form.format(number))
-        assert tracemalloc.get_traced_memory()[0] < 12 << 20
+        assert tracemalloc.get_traced_memory()[0] < 16 << 20
     finally:
         tracemalloc.stop()
     assert CACHE_MEMORY.generation > generation

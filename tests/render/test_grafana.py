@@ -41,7 +41,8 @@ NOT_SIMULATED = {
     ("training", "Memory of PyTorch's allocator"),
     ("training", "Time of GPU kernels"),
 }
-ONLY_ELSEWHERE = ("watchkeeper_pending_gpus", "watchkeeper_host_unit_running")
+# Prices are a metric of the hub's own page, which this fleet does not have.
+ONLY_ELSEWHERE = ("watchkeeper_pending_gpus", "watchkeeper_host_unit_running", "money_per_hour", "dollars_per_hour")
 
 Target = tuple[str, str, str]
 

@@ -43,9 +43,9 @@ OBJECTIVES = {
 }
 # The objectives that twice as many requests as it can serve violate; vLLM queues them and rejects none.
 BURNING = {
-    "vllm": {"InferenceFirstTokenBudgetBurn"},
-    "sglang": {"InferenceErrorsBudgetBurn", "InferenceFirstTokenBudgetBurn"},
-    "tgi": {"InferenceErrorsBudgetBurn"},
+    "vllm": {"InferenceFirstTokenBudgetBurn", "InferenceTokenTimeBudgetBurn"},
+    "sglang": {"InferenceErrorsBudgetBurn", "InferenceFirstTokenBudgetBurn", "InferenceTokenTimeBudgetBurn"},
+    "tgi": {"InferenceErrorsBudgetBurn", "InferenceTokenTimeBudgetBurn"},
     "triton-llm": {"InferenceErrorsBudgetBurn", "InferenceFirstTokenBudgetBurn"},
     "triton": {"InferenceErrorsBudgetBurn"},
     "program": {"InferenceErrorsBudgetBurn", "InferenceLatencyBudgetBurn"},

@@ -80,6 +80,7 @@ class Journal:
         self.path, self.epoch = self._connection.where, self._connection.epoch
         self._head_file = journal_head.HeadFile(location) if isinstance(location, Path) else None
         self._uncommitted: JournalEntry | None = None
+        self._is_fenced = False
         # What the file has lost, until a person accepts it.
         self.problems: tuple[str, ...] = ()
         try:
@@ -101,12 +102,18 @@ class Journal:
 
     @property
     def fenced_reason(self) -> str | None:
-        """Why nothing can be written: another hub has opened this file since. None otherwise."""
-        if not isinstance(self._connection, FileConnection):
-            return None
-        with self._translated_errors():
-            is_current = self._connection.current_epoch() == self.epoch
-        return None if is_current else f"another hub has opened the journal {self.path}, so this hub cannot write to it"
+        """Why nothing can be written: another hub has opened this file since. None otherwise.
+
+        A busy journal is not waited for: the answer is then the last one.
+        """
+        if isinstance(self._connection, FileConnection) and self._lock.acquire(blocking=False):
+            try:
+                with self._translated_errors():
+                    self._is_fenced = self._connection.current_epoch() != self.epoch
+            finally:
+                self._lock.release()
+        problem = f"another hub has opened the journal {self.path}, so this hub cannot write to it"
+        return problem if self._is_fenced else None
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

@@ -83,10 +83,12 @@ class HistoryApi:
         first = await self._journal.read(lambda: self._journal.first_entry_at() or now)
         matches = await self._journal.read(lambda: self._journal.events_at(place, now - timedelta(days=days), now))
         newest = sorted(matches, key=lambda event: event.at, reverse=True)
+        # An agent may report events from before the hub's first entry.
+        oldest_known = min([first, *(event.at for event in newest[-1:])])
         return EventHistory(
             now=now,
             days=days,
-            since=max(now - timedelta(days=days), first),
+            since=max(now - timedelta(days=days), oldest_known),
             total=len(matches),
             events=[describe_event(event) for event in newest[:MAX_EVENTS]],
             counts=count_events(newest),

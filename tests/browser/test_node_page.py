@@ -53,7 +53,7 @@ def test_a_node_shows_its_gpus_side_by_side_with_who_holds_them(page: Page, site
 def test_the_history_counts_what_happened_and_says_what_each_xid_means(page: Page, site: Site) -> None:
     page.goto(f"{site.url}/gpu/{UUID}")
     history = page.get_by_test_id("history")
-    expect(history).to_contain_text("Xid 31 ×2 · Xid 79 ×1 in 90 days")
+    expect(history).to_contain_text("Xid 31 ×2 · Xid 79 ×1 in 41 d, all that this hub has seen")
     rows = page.get_by_test_id("history-row")
     expect(rows).to_have_count(3)
     expect(rows.first).to_contain_text("11 d ago")

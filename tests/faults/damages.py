@@ -52,15 +52,15 @@ def damage_one(made: World, ledger: Ledger, outcome: Outcome, rng: random.Random
         outcome.counts["refused"] = outcome.counts.get("refused", 0) + 1
         return
     degraded = made.get("/api/status")["degraded"]
-    found = Outcome("lost", outcome.seed)
-    ledger.check(found)
+    lost = Outcome("lost", outcome.seed)
+    ledger.check(lost)
     made.kill()
     Outcome.newest = outcome
     is_reported = verified == 1
-    outcome.check(is_reported or not found.problems, f"{kind}: {found.problems} and {verified=}, {degraded=}")
+    outcome.check(is_reported or not lost.problems, f"{kind}: {lost.problems} and {verified=}, {degraded=}")
     # The hub reads old blocks and entries when somebody asks for them; `store verify` reads everything.
     outcome.check(is_reported or not degraded, f"{kind}: verify exits {verified}, and the hub says {degraded}")
-    result = "lost and reported" if found.problems else "reported" if is_reported else "without effect"
+    result = "lost and reported" if lost.problems else "reported" if is_reported else "without effect"
     outcome.counts[result] = outcome.counts.get(result, 0) + 1
 
 

@@ -284,7 +284,13 @@ def test_a_hub_without_samples_gives_the_reason(site: Site) -> None:
 
 @pytest.mark.parametrize(
     ("minutes", "reason"),
-    [(20, "learning: 20 min of 2 days"), (300, "learning: 5 h of 2 days"), (47 * 60, "learning: 47 h of 2 days")],
+    [
+        (2, "learning: 0 min of 2 days"),
+        (10, "learning: 10 min of 2 days"),
+        (20, "learning: 20 min of 2 days"),
+        (300, "learning: 5 h of 2 days"),
+        (47 * 60, "learning: 47 h of 2 days"),
+    ],
 )
 def test_below_two_days_of_history_every_answer_says_how_much_is_learnt_and_advises_nothing(
     minutes: int, reason: str
@@ -300,7 +306,7 @@ def test_below_two_days_of_history_every_answer_says_how_much_is_learnt_and_advi
         options = ["forecast", "--hub", running.url]
         text, plain = (CliRunner().invoke(command, [*options, *more]) for more in ([], ["--json"]))
     assert (forecast["reason"], forecast["learning"]["needed_seconds"]) == (reason, 2 * 86_400)
-    assert forecast["learning"]["history_seconds"] == minutes * 60
+    assert forecast["learning"]["history_seconds"] == minutes // 5 * 300
     assert [forecast[name] for name in ("sentence", "full", "need", "advice", "forecast")] == [None] * 4 + [[]]
     assert (advice["reason"], advice["sentence"]) == (reason, None)
     assert not [row for row in advice["advice"] if row["action"] in ("add", "shrink", "none")]

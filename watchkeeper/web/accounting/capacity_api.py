@@ -128,7 +128,11 @@ class CapacityApi:
         subject = {"about": about, "capacity_gpus": gpus}
         if report.is_learning(progress):
             answer = report.report_learning(progress)
-            return {**subject, **answer, "reason": answer["reason"] if points else f"{answer['reason']}; {NO_SAMPLES}"}
+            # In its first minutes a hub has samples, and no complete step of them.
+            has_samples = (
+                progress["history_seconds"] > 0 or (await self._queries.instant(expr, self._now_ms())).latest()
+            )
+            return {**subject, **answer, "reason": answer["reason"] + ("" if has_samples else f"; {NO_SAMPLES}")}
         series = demand.regular_series(points, step_seconds=float(HOURLY[1]), where="this hub")
         make = partial(report.forecast_report, capacity_gpus=gpus if about == "demand" else None, target=target)
         try:
